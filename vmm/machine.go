@@ -1,0 +1,123 @@
+// Package vmm is the virtual machine as the rest of Cube sees it: what a machine is (Machine), how one is asked for
+// (Request) and who makes them (Launcher). Drivers are in the packages below. It knows nothing of containers, of the
+// agent's protocol or of containerd.
+package vmm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+)
+
+// Errors that a Machine's methods return, wrapped with what was being done.
+var (
+	// ErrGone says that the machine has ended; Machine.Err tells why.
+	ErrGone = errors.New("the virtual machine is gone")
+	// ErrNoDisk says that no disk of that serial is plugged in.
+	ErrNoDisk = errors.New("no such disk")
+)
+
+// Shape is what a machine is made of. Base snapshots exist per shape.
+type Shape struct {
+	VCPUs     int
+	MemoryMiB int
+}
+
+func (s Shape) String() string { return fmt.Sprintf("%d vCPU, %d MiB", s.VCPUs, s.MemoryMiB) }
+
+// Request asks a Launcher for a machine.
+type Request struct {
+	// ID is the container's (or pod's) id. It is QEMU's -name, the cgroup's name, and the word to look for in ps.
+	ID string
+	// Dir is a directory of the machine's own, which exists, is empty and is only root's. The launcher keeps there
+	// what Cleanup needs to undo everything after a kill -9.
+	Dir string
+	// Shape is the least that the machine must have; the launcher rounds it up to its ladder.
+	Shape Shape
+	// CPULimit is the host CPU time the whole machine may use, in CPUs (1.5 = 150 %). 0 = as many as it has vCPUs.
+	CPULimit float64
+	// NetNS is the path of the network namespace that QEMU is put in, "" for a new, empty one.
+	NetNS string
+}
+
+// Disk is an image to plug in.
+type Disk struct {
+	// Serial is how the guest finds the disk: 1–20 characters of [a-z0-9-], unique in the machine.
+	Serial string
+	// File is the raw image, opened read-write unless ReadOnly. AddDisk passes a duplicate to QEMU; the caller closes
+	// File when it likes.
+	File *os.File
+	// ReadOnly makes the disk read-only for the guest and QEMU alike.
+	ReadOnly bool
+}
+
+// Launcher makes machines.
+type Launcher interface {
+	// Launch returns a running machine whose agent channel is open and whose guest has answered once, or an error
+	// that says what failed at which stage (*BootError when the guest didn't come up). On error nothing is left.
+	Launch(ctx context.Context, r Request) (Machine, error)
+}
+
+// Machine is one running virtual machine. All methods may be called from many goroutines. After the machine has ended
+// each of them returns an error that wraps ErrGone, at once.
+type Machine interface {
+	// Shape is what the machine really has.
+	Shape() Shape
+	// PID is the host pid of the process that is the machine (QEMU). Never 0; stays the same after the end.
+	PID() int
+	// Agent is the byte channel to the agent in the guest. There is one; whoever takes it owns it. It reads EOF when
+	// the machine ends.
+	Agent() net.Conn
+	// AddDisk plugs a disk in while the guest runs. It returns when the device exists for QEMU; the guest sees it a
+	// little later.
+	AddDisk(ctx context.Context, d Disk) error
+	// RemoveDisk unplugs the disk with that serial and returns when the guest has let it go. The guest must have
+	// unmounted it.
+	RemoveDisk(ctx context.Context, serial string) error
+	// Pause stops the vCPUs. Idempotent.
+	Pause(ctx context.Context) error
+	// Resume lets the vCPUs go on. Idempotent.
+	Resume(ctx context.Context) error
+	// Console is the tail (at most 64 KiB) of what the guest wrote to its console.
+	Console() []byte
+	// Done is closed once, when the machine has ended and its process has been reaped.
+	Done() <-chan struct{}
+	// Err says why the machine ended: nil before Done is closed and after Stop, otherwise a *DeathError.
+	Err() error
+	// Stop ends the machine: it waits until ctx's deadline for a guest that is powering itself off, then ends it
+	// with QMP quit, then with SIGKILL, and frees all that Launch acquired, r.Dir included. Idempotent; nil when
+	// nothing is left.
+	Stop(ctx context.Context) error
+}
+
+// BootError says at which stage a machine failed to come up, with the console's tail.
+type BootError struct {
+	Stage   string // "start", "boot", "restore", "agent"
+	Console string // the last lines of the guest's console and of QEMU's stderr
+	Err     error
+}
+
+func (e *BootError) Error() string {
+	return withConsole(fmt.Sprintf("virtual machine failed at stage %s: %v", e.Stage, e.Err), e.Console)
+}
+func (e *BootError) Unwrap() error { return e.Err }
+
+// DeathError says how a machine that nobody stopped has ended.
+type DeathError struct {
+	Reason  string // QEMU's exit ("signal: killed", "exit status 1") or the guest's ("guest powered off", "guest panicked")
+	Console string
+}
+
+func (e *DeathError) Error() string {
+	return withConsole("virtual machine ended: "+e.Reason, e.Console)
+}
+func (e *DeathError) Unwrap() error { return ErrGone }
+
+func withConsole(msg, console string) string {
+	if console == "" {
+		return msg
+	}
+	return msg + "; console: " + console
+}
