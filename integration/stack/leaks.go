@@ -1,0 +1,80 @@
+package stack
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Leaks lists what of this stack is on the host although it should be down: processes, mounts, loop devices, sockets.
+func (s *Stack) Leaks() []string {
+	leaks := s.VMLeaks()
+	leaks = append(leaks, s.processes("")...)
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for _, line := range strings.Split(string(mounts), "\n") {
+		if strings.Contains(line, s.Dir+"/") || strings.Contains(line, s.Config.RunDir+"/") {
+			leaks = append(leaks, "mount: "+line)
+		}
+	}
+	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, l := range loops {
+		if b, _ := os.ReadFile(l); strings.HasPrefix(string(b), s.Dir+"/") {
+			leaks = append(leaks, "loop device: "+l+" on "+strings.TrimSpace(string(b)))
+		}
+	}
+	_ = filepath.WalkDir(s.Config.RunDir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.Type()&os.ModeSocket != 0 {
+			leaks = append(leaks, "socket: "+path)
+		}
+		return nil
+	})
+	return leaks
+}
+
+// VMLeaks lists what is left of machines while the stack runs and no container should: shims, QEMUs, their
+// directories, uid locks and cgroups.
+func (s *Stack) VMLeaks() []string {
+	leaks := append(s.processes("containerd-shim-cube-v2"), s.processes("qemu-system")...)
+	for _, dir := range []string{s.Config.VMDir(), filepath.Join(s.Config.RunDir, "uids")} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			leaks = append(leaks, "file: "+filepath.Join(dir, e.Name()))
+		}
+	}
+	return leaks
+}
+
+// CgroupLeaks lists the cgroups named after ids.
+func CgroupLeaks(ids ...string) []string {
+	var leaks []string
+	for _, id := range ids {
+		for _, pattern := range []string{"/sys/fs/cgroup/cube/", "/sys/fs/cgroup/*/cube/"} {
+			found, _ := filepath.Glob(pattern + id)
+			for _, f := range found {
+				leaks = append(leaks, "cgroup: "+f)
+			}
+		}
+	}
+	return leaks
+}
+
+// processes lists processes of this stack whose command line holds word.
+func (s *Stack) processes(word string) []string {
+	var found []string
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil || len(cmdline) == 0 || e.Name() == fmt.Sprint(os.Getpid()) {
+			continue
+		}
+		text := strings.ReplaceAll(strings.TrimRight(string(cmdline), "\x00"), "\x00", " ")
+		environ, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		name := filepath.Base(s.Dir) // in the paths of the daemons and in the ids of the containers
+		ours := strings.Contains(text, name) || strings.Contains(string(environ), name)
+		if ours && strings.Contains(text, word) {
+			found = append(found, fmt.Sprintf("process %s: %.160s", e.Name(), text))
+		}
+	}
+	return found
+}
