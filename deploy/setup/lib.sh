@@ -1,0 +1,157 @@
+# shellcheck shell=bash
+# Common parts of the set-up scripts. Sourced, not run.
+#
+# CUBE_CACHE      what can be made again: tools, Debian packages, the demo image   (/var/cache/cube)
+# CUBE_ARTEFACTS  QEMU and the guest image, by digest                              (/var/lib/cube/artefacts)
+# CUBE_UPDATE     1 = take the newest Debian packages, even if older ones are here
+
+set -euo pipefail
+umask 022
+export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
+export CUBE_CACHE=${CUBE_CACHE:-/var/cache/cube}
+export CUBE_ARTEFACTS=${CUBE_ARTEFACTS:-/var/lib/cube/artefacts}
+tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+	say "error: $*"
+	exit 1
+}
+
+# step WHAT COMMAND…: runs the command with its output in a log file. Prints a line when it's done, and one every now
+# and then while it takes longer than 5 s. When it fails, prints the end of the log and exits.
+step() {
+	local what=$1 log start=$SECONDS ticker rc
+	shift
+	mkdir -p "$CUBE_CACHE/log"
+	log=$CUBE_CACHE/log/${what//[^a-zA-Z0-9.]/-}.log
+	tick "$what" $$ &
+	ticker=$!
+	set +e
+	(
+		set -e
+		"$@"
+	) >"$log" 2>&1
+	rc=$?
+	set -e
+	kill "$ticker" 2>/dev/null || true
+	wait "$ticker" 2>/dev/null || true
+	if [ "$rc" -ne 0 ]; then
+		tail -n 15 "$log" | sed 's/^/    /' >&2
+		fail "$what failed (exit $rc): $(cause "$log"). The whole log: $log"
+	fi
+	say "  $what: $((SECONDS - start)) s"
+}
+
+# tick WHAT PID: says that WHAT goes on, until it is killed or PID is gone. It sleeps in read, not in a child process
+# that would outlive it.
+tick() {
+	local waited=0 interval=5 gate
+	exec {gate}<> <(:)
+	while kill -0 "$2" 2>/dev/null; do
+		read -rt "$interval" -u "$gate" || true
+		waited=$((waited + interval))
+		interval=15
+		say "  $1 … $waited s"
+	done
+}
+
+# cause LOG: what most likely went wrong, and the way out.
+cause() {
+	if grep -qi 'no space left on device' "$1"; then
+		echo "the disk is full; free some space and run the same command again"
+	elif grep -qiE 'temporary failure (in name )?resolv|could not resolve|no such host|network is unreachable|connection (refused|timed out)|failed to fetch|i/o timeout' "$1"; then
+		echo "a package server can't be reached; check the network (and proxy settings) and run the same command again"
+	elif grep -qiE 'could not get lock|unable to (lock|acquire)' "$1"; then
+		echo "another package manager is running; run the same command again when it has finished"
+	elif grep -qiE 'unable to locate package|has no installation candidate|is not available' "$1"; then
+		echo "a Debian package isn't to be had; check /etc/apt/sources.list (main of Debian 12) and run the same command again"
+	else
+		tail -n 1 "$1"
+	fi
+}
+
+# key FILE-OR-WORD…: one word for their content.
+key() {
+	local a
+	for a in "$@"; do
+		if [ -f "$a" ]; then sha256sum <"$a"; else printf '%s\n' "$a"; fi
+	done | sha256sum | cut -c1-32
+}
+
+# fresh NAME KEY and stamp NAME KEY: was NAME's step done with that key, and: it has been.
+fresh() { [ "$(cat "$CUBE_CACHE/stamps/$1" 2>/dev/null)" = "$2" ]; }
+
+stamp() {
+	mkdir -p "$CUBE_CACHE/stamps"
+	printf '%s\n' "$2" >"$CUBE_CACHE/stamps/.$1"
+	mv "$CUBE_CACHE/stamps/.$1" "$CUBE_CACHE/stamps/$1"
+}
+
+# lock: one set-up at a time; waits for its turn. Scripts that are called by others that hold the lock go on.
+lock() {
+	[ -z "${CUBE_SETUP_LOCKED:-}" ] || return 0
+	[ "$(id -u)" = 0 ] || fail "set-up needs root: run it with sudo"
+	mkdir -p "$CUBE_CACHE" "$CUBE_ARTEFACTS" || fail "can't make $CUBE_CACHE and $CUBE_ARTEFACTS"
+	exec {lock_fd}>"$CUBE_CACHE/.lock"
+	if ! flock -n "$lock_fd"; then
+		say "  waiting for another set-up to finish"
+		flock "$lock_fd"
+	fi
+	export CUBE_SETUP_LOCKED=1
+	rm -rf "$CUBE_CACHE"/tmp
+	mkdir -p "$CUBE_CACHE/tmp"
+}
+
+apt_get() {
+	apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o Acquire::http::Timeout=60 -o APT::Sandbox::User=root -qq "$@"
+}
+
+# with_update COMMAND…: runs a command that needs apt's lists; if it fails, once more with new lists.
+with_update() {
+	if [ -n "$(find /var/lib/apt/lists -maxdepth 1 -name '*Packages*' -print -quit 2>/dev/null)" ]; then
+		"$@" && return
+	fi
+	apt_get update >&2
+	"$@"
+}
+
+# resolve PACKAGE…: the packages and all they depend on, as if nothing were installed: "name version architecture" lines.
+resolve() {
+	local out
+	out=$(apt-get -s -o Dir::State::status=/dev/null -o APT::Install-Recommends=0 install "$@") || return
+	sed -nE 's/^Inst ([^ ]+) \(([^ ]+) .*\[([a-z0-9]+)\].*/\1 \2 \3/p' <<<"$out" | sort
+}
+
+# fetch LIST: downloads the .deb files of a list made by resolve, as far as they aren't here.
+fetch() {
+	local name version arch missing=() dir
+	mkdir -p "$CUBE_CACHE/debs"
+	while read -r name version arch; do
+		[ -f "$(deb "$name" "$version" "$arch")" ] || missing+=("$name:$arch=$version")
+	done <"$1"
+	[ ${#missing[@]} -gt 0 ] || return 0
+	dir=$(mktemp -d -p "$CUBE_CACHE/tmp")
+	(cd "$dir" && apt_get download "${missing[@]}") || return
+	mv "$dir"/*.deb "$CUBE_CACHE/debs/"
+}
+
+deb() { printf '%s/debs/%s_%s_%s.deb' "$CUBE_CACHE" "$1" "${2//:/%3a}" "$3"; }
+
+# unpack LIST DIR: unpacks the .deb files of a list into a new directory.
+unpack() {
+	local name version arch
+	rm -rf "$2"
+	mkdir -p "$2"
+	while read -r name version arch; do
+		dpkg-deb -x "$(deb "$name" "$version" "$arch")" "$2"
+	done <"$1"
+}
+
+# go_bin PACKAGE: builds one of the tree's commands into the temporary directory and prints where it is.
+go_bin() {
+	local out=$CUBE_CACHE/tmp/${1##*/}
+	(cd "$tree" && CGO_ENABLED=0 go build -trimpath -o "$out" "$1")
+	echo "$out"
+}

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds other projects' tools at pinned versions from their Go modules.
+#   tools.sh run        containerd, ctr, runc, CNI plugins, into bin/
+#   tools.sh lint       staticcheck, into the cache
+#   tools.sh generate   protoc's plug-ins, into the cache
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+lock
+
+bin=$tree/bin
+containerd=v2.4.2
+runc=v1.5.2
+cni=v1.10.0
+staticcheck=v0.8.2
+protoc_gen_go=v1.36.12
+protoc_gen_go_ttrpc=v1.2.9
+
+# The tree's own settings must not matter to other modules.
+export GOFLAGS=-trimpath GOWORK=off CGO_ENABLED=0
+go_version=$(go env GOVERSION)
+
+# go_install NAME DIR ARGUMENTS…: go install into DIR, unless just that was done before.
+go_install() {
+	local name=$1 dir=$2 key
+	key=$(key "$go_version" "$@")
+	shift 2
+	if fresh "$name" "$key" && [ -d "$dir" ]; then return; fi
+	mkdir -p "$dir"
+	(cd / && GOBIN=$dir step "$name" go install "$@")
+	stamp "$name" "$key"
+}
+
+# copy FROM DIR: puts a file into DIR where it isn't yet. A copy rather than a link: containerd looks for shims beside
+# the file that it really is.
+copy() {
+	local to=$2/${1##*/}
+	if cmp -s "$1" "$to"; then return; fi
+	mkdir -p "$2"
+	cp "$1" "$2/.${1##*/}"
+	mv "$2/.${1##*/}" "$to"
+}
+
+case ${1:-} in
+run)
+	module=github.com/containerd/containerd/v2/cmd
+	go_install "containerd $containerd" "$CUBE_CACHE/bin" \
+		"$module/containerd@$containerd" "$module/ctr@$containerd" "$module/containerd-shim-runc-v2@$containerd"
+	CGO_ENABLED=1 go_install "runc $runc" "$CUBE_CACHE/bin" \
+		-tags 'seccomp netgo osusergo' -ldflags '-linkmode external -extldflags -static' "github.com/opencontainers/runc@$runc"
+	plugins=()
+	for p in main/bridge main/loopback main/ptp ipam/host-local ipam/static meta/firewall meta/portmap meta/tuning; do
+		plugins+=("github.com/containernetworking/plugins/plugins/$p@$cni")
+	done
+	go_install "CNI plugins $cni" "$CUBE_CACHE/bin/cni" "${plugins[@]}"
+	for f in containerd ctr containerd-shim-runc-v2 runc; do copy "$CUBE_CACHE/bin/$f" "$bin"; done
+	for f in "$CUBE_CACHE"/bin/cni/*; do copy "$f" "$bin/cni"; done
+	;;
+lint)
+	go_install "staticcheck $staticcheck" "$CUBE_CACHE/bin" "honnef.co/go/tools/cmd/staticcheck@$staticcheck"
+	;;
+generate)
+	go_install "protoc-gen-go $protoc_gen_go" "$CUBE_CACHE/bin" \
+		"google.golang.org/protobuf/cmd/protoc-gen-go@$protoc_gen_go"
+	go_install "protoc-gen-go-ttrpc $protoc_gen_go_ttrpc" "$CUBE_CACHE/bin" \
+		"github.com/containerd/ttrpc/cmd/protoc-gen-go-ttrpc@$protoc_gen_go_ttrpc"
+	;;
+*)
+	fail "usage: tools.sh run|lint|generate"
+	;;
+esac
