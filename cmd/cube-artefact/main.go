@@ -1,4 +1,5 @@
-// Command cube-artefact turns unpacked Debian packages into what Cube's machines are made of. The set-up scripts call it.
+// Command cube-artefact turns unpacked Debian packages into what Cube's machines are made of, and into a demo image. The
+// set-up scripts call it.
 package main
 
 import (
@@ -7,9 +8,11 @@ import (
 	"os"
 	"strings"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/internal/ociarchive"
 	"github.com/cubesandbox/cube/vmm/artefact"
 	"github.com/cubesandbox/cube/vmm/guestimage"
 )
@@ -19,7 +22,7 @@ func main() {
 	unix.Umask(0o022)
 	app := &cli.App{
 		Name:  "cube-artefact",
-		Usage: "make Cube's artefacts from unpacked Debian packages",
+		Usage: "make Cube's artefacts and demo image from unpacked Debian packages",
 		Commands: []*cli.Command{
 			{
 				Name:   "qemu",
@@ -35,6 +38,15 @@ func main() {
 					path("agent", "the agent's static binary"), &cli.StringFlag{Name: "release", Usage: "the kernel's release", Required: true},
 				},
 				Action: guest,
+			},
+			{
+				Name:  "image",
+				Usage: "an OCI archive from the tar of a root file system",
+				Flags: []cli.Flag{
+					path("out", "the archive to write"), path("rootfs", "uncompressed tar of the root file system"),
+					&cli.StringFlag{Name: "name", Usage: "the image's whole name", Required: true},
+				},
+				Action: image,
 			},
 		},
 	}
@@ -83,6 +95,17 @@ func guest(c *cli.Context) error {
 	}
 	fmt.Println(dir)
 	return nil
+}
+
+func image(c *cli.Context) error {
+	return ociarchive.Write(c.Path("out"), ociarchive.Image{
+		Name:   c.String("name"),
+		Rootfs: c.Path("rootfs"),
+		Config: v1.Config{
+			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+			Cmd: []string{"bash"},
+		},
+	})
 }
 
 // readVersions reads lines of a package, its version and possibly more.

@@ -20,7 +20,7 @@ fail() {
 }
 
 # step WHAT COMMAND…: runs the command with its output in a log file. Prints a line when it's done, and one every now
-# and then while it takes longer than 5 s. When it fails, prints the end of the log and exits.
+# and then while it takes longer than 5 s. When it fails, prints the end of the log (STEP_TAIL lines) and exits.
 step() {
 	local what=$1 log start=$SECONDS ticker rc
 	shift
@@ -38,21 +38,21 @@ step() {
 	kill "$ticker" 2>/dev/null || true
 	wait "$ticker" 2>/dev/null || true
 	if [ "$rc" -ne 0 ]; then
-		tail -n 15 "$log" | sed 's/^/    /' >&2
+		tail -n "${STEP_TAIL:-15}" "$log" | sed 's/^/    /' >&2
 		fail "$what failed (exit $rc): $(cause "$log"). The whole log: $log"
 	fi
 	say "  $what: $((SECONDS - start)) s"
 }
 
-# tick WHAT PID: says that WHAT goes on, until it is killed or PID is gone. It sleeps in read, not in a child process
-# that would outlive it.
+# tick WHAT PID: says that WHAT goes on, after 5 s and then every 15 s (or TICK), until it is killed or PID is gone. It
+# sleeps in read, not in a child process that would outlive it.
 tick() {
 	local waited=0 interval=5 gate
 	exec {gate}<> <(:)
 	while kill -0 "$2" 2>/dev/null; do
 		read -rt "$interval" -u "$gate" || true
 		waited=$((waited + interval))
-		interval=15
+		interval=${TICK:-15}
 		say "  $1 … $waited s"
 	done
 }

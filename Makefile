@@ -1,0 +1,66 @@
+# Everything that takes more than a command is in deploy/. As root on Debian 12 with Go, make and git:
+# `make run` sets all up and shows a demo, `make test` runs all tests.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+# One set of flags for build, vet and test, so that Go's build cache serves all of them.
+export CGO_ENABLED := 0
+export GOFLAGS := -trimpath -buildvcs=false
+# sudo may leave Go out of PATH, and a service no HOME.
+export PATH := $(PATH):/usr/local/go/bin:/usr/sbin:/sbin
+export HOME ?= /root
+
+# The set-up scripts take turns anyway, and Go's builds use all processors.
+.NOTPARALLEL:
+.PHONY: help run test test-unit test-long bench build lint generate setup guest up down clean root
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+run: up ## set all up, start the stack, show a demo
+	@deploy/demo.sh
+
+test: root setup build ## all tests, with the time of each suite
+	@deploy/test.sh all
+
+test-unit: ## only what needs no virtual machine
+	@deploy/test.sh unit
+
+test-long: root setup build ## all tests in their long form, with the race detector
+	@deploy/test.sh long
+
+bench: root setup build ## the benchmark: ctr run of a microVM next to runc
+	@go run ./integration/bench
+
+setup: root ## Debian packages, tools, QEMU, guest image, demo image
+	@deploy/setup/setup.sh
+
+guest: root ## only the guest image, after a change of the agent
+	@deploy/setup/guest.sh
+
+build: ## Cube's binaries, into bin/
+	@go build -o bin/ ./cmd/...
+
+lint: root ## gofmt, go vet, staticcheck, shellcheck, generated code
+	@deploy/setup/packages.sh
+	@deploy/setup/tools.sh lint
+	@deploy/setup/tools.sh generate
+	@deploy/lint.sh
+
+generate: root ## code from the agent's protocol
+	@deploy/setup/packages.sh
+	@deploy/setup/tools.sh generate
+	@deploy/generate.sh
+
+up: root setup build ## start the stack in the background
+	@bin/cube up -d
+
+down: root ## stop the stack
+	@bin/cube down
+
+clean: ## remove what was built in the tree
+	@rm -rf bin
+
+root:
+	$(if $(filter-out 0,$(shell id -u)),$(error make $(MAKECMDGOALS) needs root: run sudo make $(MAKECMDGOALS)))
