@@ -54,7 +54,8 @@ type Containerd struct {
 
 // Store is where the snapshotter keeps images.
 type Store struct {
-	// Size of the loop-mounted XFS image that is made where StateDir can't reflink. Fully allocated.
+	// Size of the loop-mounted XFS image that is made where StateDir can't reflink. Fully allocated. 0 = none: a plain
+	// directory, where every snapshot is a full copy.
 	Size Size `toml:"size"`
 	// DiskSize is a root disk's size where the image or snapshot has no label of its own.
 	DiskSize Size `toml:"disk_size"`

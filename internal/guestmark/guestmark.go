@@ -32,3 +32,11 @@ func IsSet(path string) (bool, error) {
 	}
 	return false, fmt.Errorf("read the guest-written mark of %s: %w", path, err)
 }
+
+// MountType is the type that the snapshotter gives the mount of a marked image instead of ext4. No kernel knows it, so
+// that nobody mounts the image on the host by accident; the shim takes it like ext4, for it only attaches the image.
+const MountType = "cube-guest-written"
+
+// Refusal ends the error of whoever refuses to read a marked image on the host.
+const Refusal = "a guest has written its file system, which the host must not mount: copy what you need out of the " +
+	"running container (for example with tar through exec) and build an image from that"

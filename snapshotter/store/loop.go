@@ -1,0 +1,92 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// loopSetCapacity makes a loop device see its file's new size. From linux/loop.h.
+const loopSetCapacity = 0x4c07
+
+// openLoop opens a loop device. Anything else is an error.
+func openLoop(dev string) (*os.File, error) {
+	if !strings.HasPrefix(dev, "/dev/loop") {
+		return nil, fmt.Errorf("%s is not a loop device", dev)
+	}
+	return os.Open(dev)
+}
+
+// backedBy tells whether the loop device's file is this one, whatever it is called.
+func backedBy(dev *os.File, file string) bool {
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if err != nil {
+		return false // free
+	}
+	var st unix.Stat_t
+	return unix.Stat(file, &st) == nil && st.Ino == info.Inode && st.Dev == info.Device
+}
+
+// backingGone tells whether the loop device's file has no name any more.
+func backingGone(dev string) (bool, error) {
+	b, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(dev), "loop/backing_file"))
+	return strings.HasSuffix(strings.TrimSpace(string(b)), "(deleted)"), err
+}
+
+// checkUnused makes sure that no loop device has the image: XFS would be mounted twice.
+func checkUnused(l layout) error {
+	if !l.exists {
+		return nil
+	}
+	attached, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return err
+	}
+	for _, a := range attached {
+		dev := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(a)))
+		f, err := openLoop(dev)
+		if err != nil {
+			continue // detached meanwhile
+		}
+		ours := backedBy(f, l.image)
+		f.Close()
+		if !ours {
+			continue
+		}
+		way := "losetup -d " + dev
+		mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Source != dev, false })
+		if err == nil && len(mounts) > 0 {
+			way = "umount " + mounts[0].Mountpoint
+		}
+		return fmt.Errorf("the store's image %s is in use by %s: run %s", l.image, dev, way)
+	}
+	return nil
+}
+
+// mountImage mounts the image through a loop device that goes with the mount. Its blocks stay allocated, since no
+// discard reaches them, and are cached once, as direct I/O bypasses the outer file system's cache.
+func mountImage(l layout) error {
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		return fmt.Errorf("mount the store: %w: load the kernel module loop, or set store.size = 0", err)
+	}
+	m := mount.Mount{Type: "xfs", Source: l.image, Options: []string{"loop", "direct-io", "noatime", "nodev", "nosuid", "noexec"}}
+	err := m.Mount(l.dir)
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("mount the store: the kernel has no XFS: load the module xfs, or set store.size = 0")
+	case err != nil:
+		return fmt.Errorf("mount the store %s: %w: repair it with xfs_repair, or move it away to start with an empty one", l.image, err)
+	}
+	return nil
+}
+
+// forbidDiscard makes the device refuse discards, so that no fstrim punches holes into the image.
+func forbidDiscard(dev string) error {
+	return os.WriteFile(filepath.Join("/sys/block", filepath.Base(dev), "queue/discard_max_bytes"), []byte("0"), 0)
+}
