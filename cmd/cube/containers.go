@@ -1,0 +1,285 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/urfave/cli/v2"
+
+	"github.com/cubesandbox/cube/orchestrator/sandbox"
+)
+
+// withClient runs f with a connection, and says for which command an error is.
+func withClient(f func(*cli.Context, *sandbox.Client) error) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		client, err := sandbox.Connect(c.Context, at(c).cfg)
+		if err == nil {
+			defer client.Close()
+			err = f(c, client)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", strings.TrimPrefix(c.Command.HelpName, "cube "), err)
+		}
+		return nil
+	}
+}
+
+// each runs f for all arguments, and goes on after errors.
+func each(f func(*cli.Context, *sandbox.Client, string) error) cli.ActionFunc {
+	return withClient(func(c *cli.Context, client *sandbox.Client) error {
+		if c.NArg() == 0 {
+			return errors.New("it takes at least one " + c.Command.ArgsUsage)
+		}
+		var errs []error
+		for _, arg := range c.Args().Slice() {
+			errs = append(errs, f(c, client, arg))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func psCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "ps",
+		Usage: "list the containers that run",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "those that don't run, too"},
+			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "ids only"},
+			&cli.BoolFlag{Name: "json", Usage: "as a JSON array"},
+		},
+		Action: withClient(func(c *cli.Context, client *sandbox.Client) error {
+			list, err := client.List(c.Context, c.Bool("all"))
+			if err != nil {
+				return err
+			}
+			w := c.App.Writer
+			switch {
+			case c.Bool("quiet"):
+				for _, k := range list {
+					fmt.Fprintln(w, k.ID)
+				}
+				return nil
+			case c.Bool("json"):
+				return writeJSON(w, list)
+			}
+			t := newTable(w, "ID", "IMAGE", "COMMAND", "CREATED", "STATUS", "PID")
+			for _, k := range list {
+				t.row(k.ID, k.Image, short(strings.Join(k.Command, " "), 30), ago(k.Created), containerStatus(k), pid(k.PID))
+			}
+			return t.flush()
+		}),
+	}
+}
+
+func containerStatus(k sandbox.Container) string {
+	switch {
+	case k.Status == "":
+		return "not running"
+	case k.ExitStatus != nil:
+		return fmt.Sprintf("exited (%d) %s", *k.ExitStatus, ago(*k.ExitedAt))
+	}
+	return k.Status
+}
+
+func logsCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "logs",
+		Usage:     "show what a container that was run with -d has written",
+		ArgsUsage: "ID",
+		Flags:     []cli.Flag{&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "and what it writes until it ends"}},
+		Action: withClient(func(c *cli.Context, client *sandbox.Client) error {
+			if c.NArg() != 1 {
+				return errors.New("it takes one container")
+			}
+			return client.Logs(c.Context, c.Args().First(), c.Bool("follow"), c.App.Writer)
+		}),
+	}
+}
+
+func stopCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "stop",
+		Usage:     "end containers, which stay to be looked at",
+		ArgsUsage: "ID...",
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: "timeout", Aliases: []string{"t"}, Value: 10 * time.Second, Usage: "how long it may take to end by itself"},
+		},
+		Action: each(func(c *cli.Context, client *sandbox.Client, id string) error {
+			return client.Stop(c.Context, id, c.Duration("timeout"))
+		}),
+	}
+}
+
+func rmCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "rm",
+		Usage:     "remove containers with their disks and logs",
+		ArgsUsage: "ID...",
+		Flags:     []cli.Flag{&cli.BoolFlag{Name: "force", Aliases: []string{"f"}, Usage: "kill those that run"}},
+		Action: each(func(c *cli.Context, client *sandbox.Client, id string) error {
+			return client.Remove(c.Context, id, c.Bool("force"))
+		}),
+	}
+}
+
+func imageCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "image",
+		Usage: "handle images",
+		Action: func(c *cli.Context) error {
+			if c.NArg() > 0 {
+				return fmt.Errorf("image: there is no command %q: `cube image --help` lists them", c.Args().First())
+			}
+			return cli.ShowSubcommandHelp(c)
+		},
+		Subcommands: []*cli.Command{
+			{
+				Name:      "import",
+				Usage:     "take images from a Docker or OCI archive; - is stdin",
+				ArgsUsage: "FILE|-",
+				Flags:     []cli.Flag{&cli.StringFlag{Name: "name", Usage: "what the image is called (default: what the archive says)"}},
+				Action:    withClient(importAction),
+			},
+			{
+				Name:      "pull",
+				Usage:     "take an image from its registry",
+				ArgsUsage: "REFERENCE",
+				Flags:     []cli.Flag{&cli.StringFlag{Name: "user", Usage: "`NAME[:PASSWORD]` for the registry; the password may be in $CUBE_REGISTRY_PASSWORD"}},
+				Action:    withClient(pullAction),
+			},
+			{
+				Name:  "ls",
+				Usage: "list the images",
+				Flags: []cli.Flag{
+					&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "names only"},
+					&cli.BoolFlag{Name: "json", Usage: "as a JSON array"},
+				},
+				Action: withClient(imageListAction),
+			},
+			{
+				Name:      "rm",
+				Usage:     "remove images",
+				ArgsUsage: "IMAGE...",
+				Action: each(func(c *cli.Context, client *sandbox.Client, name string) error {
+					return client.RemoveImage(c.Context, name)
+				}),
+			},
+		},
+	}
+}
+
+func importAction(c *cli.Context, client *sandbox.Client) error {
+	if c.NArg() != 1 {
+		return errors.New("it takes one archive, or - for stdin")
+	}
+	name := c.Args().First()
+	var r io.Reader = os.Stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		r = f
+	}
+	names, err := client.Import(c.Context, r, sandbox.ImportOptions{Name: c.String("name"), Progress: reporter(sayTo(os.Stderr))})
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for _, n := range names {
+		fmt.Fprintln(c.App.Writer, n)
+	}
+	return nil
+}
+
+func pullAction(c *cli.Context, client *sandbox.Client) error {
+	if c.NArg() != 1 {
+		return errors.New("it takes one image")
+	}
+	o := sandbox.PullOptions{Progress: reporter(sayTo(os.Stderr))}
+	if u := c.String("user"); u != "" {
+		var ok bool
+		if o.User, o.Secret, ok = strings.Cut(u, ":"); !ok {
+			o.Secret = os.Getenv("CUBE_REGISTRY_PASSWORD")
+		}
+	}
+	name, err := client.Pull(c.Context, c.Args().First(), o)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(c.App.Writer, name)
+	return nil
+}
+
+func imageListAction(c *cli.Context, client *sandbox.Client) error {
+	list, err := client.Images(c.Context)
+	if err != nil {
+		return err
+	}
+	w := c.App.Writer
+	switch {
+	case c.Bool("quiet"):
+		for _, i := range list {
+			fmt.Fprintln(w, i.Name)
+		}
+		return nil
+	case c.Bool("json"):
+		return writeJSON(w, list)
+	}
+	t := newTable(w, "NAME", "DIGEST", "SIZE", "CREATED", "PLATFORMS", "UNPACKED")
+	for _, i := range list {
+		t.row(i.Name, short(i.Digest.Encoded(), 12), units.BytesSize(float64(i.Size)), ago(i.Created), strings.Join(i.Platforms, ","), yesNo(i.Unpacked))
+	}
+	return t.flush()
+}
+
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// table writes aligned columns.
+type table struct{ *tabwriter.Writer }
+
+func newTable(w io.Writer, titles ...string) table {
+	t := table{tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)}
+	t.row(titles...)
+	return t
+}
+
+func (t table) row(cells ...string) { fmt.Fprintln(t.Writer, strings.Join(cells, "\t")) }
+
+func (t table) flush() error { return t.Flush() }
+
+func ago(t time.Time) string { return units.HumanDuration(time.Since(t)) + " ago" }
+
+// short cuts what is too long for a column, at a character's border.
+func short(s string, n int) string {
+	r := []rune(s)
+	if len(r) <= n {
+		return s
+	}
+	return string(r[:n-1]) + "…"
+}
+
+func pid(n uint32) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}

@@ -1,0 +1,33 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/cubesandbox/cube/orchestrator/stack"
+)
+
+func downCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "down",
+		Usage: "stop the sandboxes, then the stack; images, disks and stopped containers stay",
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: "timeout", Aliases: []string{"t"}, Value: 2 * time.Second, Usage: "how long a sandbox may take to end by itself"},
+		},
+		Action: func(c *cli.Context) error {
+			if c.NArg() > 0 {
+				return errors.New("down takes no arguments")
+			}
+			st := at(c)
+			err := stack.Down(c.Context, st.cfg, c.Duration("timeout"), stack.Options{Log: st.log, Progress: waiting(sayTo(os.Stderr))})
+			if err != nil {
+				return fmt.Errorf("down: %w", err)
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,183 @@
+// Command cube runs Cube on this machine (up, down, doctor) and handles its containers and images. What it makes it
+// names on stdout, one id per line; everything else goes to stderr, an error as one line.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+
+	"github.com/containerd/log"
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/internal/config"
+)
+
+// codeFailed is the exit code of `cube run` and `cube exec` when it is they that failed, as with docker: other codes
+// are the process's.
+const codeFailed = 125
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	code := run(ctx, os.Args, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+func run(ctx context.Context, args []string, stderr io.Writer) int {
+	err := newApp().RunContext(ctx, args)
+	var exit exitCode
+	var failed *failure
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return int(exit)
+	case errors.As(err, &failed):
+		fmt.Fprintln(stderr, "cube:", oneLine(failed.Error()))
+		return failed.code
+	}
+	fmt.Fprintln(stderr, "cube:", oneLine(err.Error()))
+	return 1
+}
+
+// exitCode is the code of a process that cube has run: nothing to report.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// failure is an error with an exit code of its own.
+type failure struct {
+	error
+	code int
+}
+
+func (f *failure) Unwrap() error { return f.error }
+
+// oneLine makes one line of a message that quotes others' output.
+func oneLine(s string) string {
+	var parts []string
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" {
+			parts = append(parts, line)
+		}
+	}
+	return strings.Join(parts, " | ")
+}
+
+// state is what the global flags have made, for the commands.
+type state struct {
+	cfg *config.Config
+	log *slog.Logger
+}
+
+// at is the state of a command's context.
+func at(c *cli.Context) *state { return c.App.Metadata["state"].(*state) }
+
+func newApp() *cli.App {
+	st := &state{}
+	app := &cli.App{
+		Name:                      "cube",
+		Usage:                     "run containers in microVMs of their own",
+		Version:                   version(),
+		HideHelpCommand:           true,
+		UseShortOptionHandling:    true,
+		DisableSliceFlagSeparator: true,
+		Metadata:                  map[string]any{"state": st},
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "config", Usage: "configuration `FILE` (default: $CUBE_CONFIG, then " + config.DefaultFile + ")"},
+			&cli.StringFlag{Name: "log-level", Usage: "debug, info, warn or error, instead of log_level of the configuration"},
+		},
+		Before:         func(c *cli.Context) error { return st.load(c.String("config"), c.String("log-level")) },
+		OnUsageError:   usageError,
+		ExitErrHandler: func(*cli.Context, error) {}, // run reports errors
+		Action: func(c *cli.Context) error {
+			if c.NArg() > 0 {
+				return fmt.Errorf("there is no command %q: `cube --help` lists them", c.Args().First())
+			}
+			return cli.ShowAppHelp(c)
+		},
+		Commands: []*cli.Command{
+			upCommand(), downCommand(),
+			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(),
+		},
+	}
+	for _, c := range app.Commands {
+		prepare(c)
+	}
+	return app
+}
+
+// prepare gives a command what all commands have.
+func prepare(c *cli.Command) {
+	c.OnUsageError = usageError
+	c.UseShortOptionHandling = true
+	c.HideHelpCommand = true
+	for _, sub := range c.Subcommands {
+		prepare(sub)
+	}
+}
+
+func usageError(c *cli.Context, err error, _ bool) error {
+	return fmt.Errorf("%w: `%s --help` says how it is used", err, c.Command.HelpName)
+}
+
+// load reads the configuration and sets the logging up.
+func (s *state) load(file, level string) error {
+	if file == "" {
+		file = os.Getenv(config.FileEnv)
+	}
+	if file != "" {
+		// The daemons and shims that this process starts read it too, in directories of their own.
+		abs, err := filepath.Abs(file)
+		if err != nil {
+			return err
+		}
+		if err := os.Setenv(config.FileEnv, abs); err != nil {
+			return err
+		}
+	}
+	cfg, err := config.Load("")
+	if err != nil {
+		return err
+	}
+	if level != "" {
+		cfg.LogLevel = level
+	}
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(cfg.LogLevel)); err != nil {
+		return fmt.Errorf("log level %q must be debug, info, warn or error", cfg.LogLevel)
+	}
+	s.cfg = cfg
+	s.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
+	slog.SetDefault(s.log)
+	// containerd's client library has a logger of its own, whose warnings the errors repeat.
+	library := "fatal"
+	if l <= slog.LevelDebug {
+		library = "debug"
+	}
+	return log.SetLevel(library)
+}
+
+// version is this program's, from its build.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && (v == "" || v == "(devel)") {
+			v = s.Value
+		}
+	}
+	return v
+}

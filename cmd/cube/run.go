@@ -1,0 +1,180 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/docker/go-units"
+	"github.com/urfave/cli/v2"
+
+	"github.com/cubesandbox/cube/orchestrator/sandbox"
+)
+
+// processFlags are those of run and exec.
+func processFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "tty", Aliases: []string{"t"}, Usage: "give it a terminal"},
+		&cli.BoolFlag{Name: "interactive", Aliases: []string{"i"}, Usage: "give it this stdin"},
+		&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "set `KEY=VALUE`, or take KEY's value from here; may be repeated"},
+		&cli.StringFlag{Name: "workdir", Aliases: []string{"w"}, Usage: "its working directory"},
+		&cli.StringFlag{Name: "user", Aliases: []string{"u"}, Usage: "run as `USER`: name, uid or uid:gid"},
+	}
+}
+
+func runCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "run",
+		Usage:     "run a container in a machine of its own",
+		ArgsUsage: "IMAGE [COMMAND [ARG...]]",
+		Description: "The exit code is the container's, or 125 when it couldn't be run. With -d stdout gets the container's id; its\n" +
+			"output goes to a file that `cube logs` reads.",
+		Flags: append([]cli.Flag{
+			&cli.BoolFlag{Name: "detach", Aliases: []string{"d"}, Usage: "return when it runs"},
+			&cli.BoolFlag{Name: "rm", Usage: "remove the container when it has ended"},
+			&cli.StringFlag{Name: "name", Aliases: []string{"id"}, Usage: "the container's `ID` (default: a random one)"},
+			&cli.Float64Flag{Name: "cpus", Usage: "how many CPUs it may use; its machine has as many, rounded up"},
+			&cli.StringFlag{Name: "memory", Aliases: []string{"m"}, Usage: "how much memory it may use, like 512MiB"},
+			&cli.StringSliceFlag{Name: "annotation", Usage: "set `KEY=VALUE` in its spec; may be repeated"},
+			&cli.StringFlag{Name: "entrypoint", Usage: "run this instead of the image's entrypoint and command"},
+		}, processFlags()...),
+		Action: func(c *cli.Context) error { return failed(runAction(c)) },
+	}
+}
+
+func runAction(c *cli.Context) error {
+	if c.NArg() == 0 {
+		return errors.New("run: which image? `cube image ls` lists those that are here")
+	}
+	if c.Bool("detach") && (c.Bool("rm") || c.Bool("interactive")) {
+		return errors.New("run: -d goes with neither --rm nor -i")
+	}
+	spec, err := runSpec(c)
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	client, err := sandbox.Connect(c.Context, at(c).cfg)
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	defer client.Close()
+	progress := sandbox.Progress(reporter(sayTo(os.Stderr)))
+	if c.Bool("detach") {
+		id, err := client.RunDetached(c.Context, spec, progress)
+		if err != nil {
+			return fmt.Errorf("run: %w", err)
+		}
+		fmt.Fprintln(c.App.Writer, id)
+		return nil
+	}
+	code, err := client.Run(c.Context, spec, stdio(c), c.Bool("rm"), progress)
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	return exited(code)
+}
+
+// runSpec makes a request of the command line.
+func runSpec(c *cli.Context) (sandbox.Spec, error) {
+	s := sandbox.Spec{
+		ID:      c.String("name"),
+		Image:   c.Args().First(),
+		Process: process(c, c.Args().Tail()),
+		CPUs:    c.Float64("cpus"),
+	}
+	if c.IsSet("entrypoint") {
+		e := c.String("entrypoint")
+		s.Entrypoint = &e
+	}
+	if m := c.String("memory"); m != "" {
+		n, err := units.RAMInBytes(m)
+		if err != nil || n <= 0 {
+			return s, fmt.Errorf("--memory %q is not a size: use for example 512MiB", m)
+		}
+		s.Memory = n
+	}
+	if c.IsSet("cpus") && s.CPUs <= 0 {
+		return s, fmt.Errorf("--cpus %v must be above 0", s.CPUs)
+	}
+	for _, a := range c.StringSlice("annotation") {
+		k, v, ok := strings.Cut(a, "=")
+		if !ok || k == "" {
+			return s, fmt.Errorf("--annotation %q is not KEY=VALUE", a)
+		}
+		if s.Annotations == nil {
+			s.Annotations = make(map[string]string)
+		}
+		s.Annotations[k] = v
+	}
+	return s, nil
+}
+
+// process is what the command line says of the process.
+func process(c *cli.Context, args []string) sandbox.Process {
+	p := sandbox.Process{Args: args, Cwd: c.String("workdir"), User: c.String("user"), TTY: c.Bool("tty")}
+	for _, e := range c.StringSlice("env") {
+		if !strings.Contains(e, "=") {
+			v, ok := os.LookupEnv(e)
+			if !ok {
+				continue
+			}
+			e += "=" + v
+		}
+		p.Env = append(p.Env, e)
+	}
+	return p
+}
+
+// stdio is what a process in the foreground is attached to.
+func stdio(c *cli.Context) sandbox.Stdio {
+	s := sandbox.Stdio{Out: os.Stdout, Err: os.Stderr}
+	if c.Bool("interactive") {
+		s.In = os.Stdin
+	}
+	return s
+}
+
+func execCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "exec",
+		Usage:       "run a further process in a running container",
+		ArgsUsage:   "ID COMMAND [ARG...]",
+		Description: "The exit code is the process's, or 125 when it couldn't be run.",
+		Flags:       processFlags(),
+		Action:      func(c *cli.Context) error { return failed(execAction(c)) },
+	}
+}
+
+func execAction(c *cli.Context) error {
+	if c.NArg() < 2 {
+		return errors.New("exec: it takes a container and a command: `cube ps` lists what runs")
+	}
+	client, err := sandbox.Connect(c.Context, at(c).cfg)
+	if err != nil {
+		return fmt.Errorf("exec: %w", err)
+	}
+	defer client.Close()
+	code, err := client.Exec(c.Context, c.Args().First(), process(c, c.Args().Tail()), stdio(c))
+	if err != nil {
+		return fmt.Errorf("exec: %w", err)
+	}
+	return exited(code)
+}
+
+// exited passes a process's exit code on.
+func exited(code int) error {
+	if code == 0 {
+		return nil
+	}
+	return exitCode(code)
+}
+
+// failed gives an error of cube's own the code that tells it from the process's.
+func failed(err error) error {
+	var exit exitCode
+	if err == nil || errors.As(err, &exit) {
+		return err
+	}
+	return &failure{error: err, code: codeFailed}
+}

@@ -1,0 +1,152 @@
+// Package sandbox makes and handles the containers of this machine through containerd: each is a container and task of
+// the Cube runtime like any other, so that ctr and whoever else talks to containerd sees the same. It keeps no state
+// of its own.
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+
+	"github.com/cubesandbox/cube/internal/config"
+)
+
+const (
+	// Runtime is what containerd calls Cube's shim.
+	Runtime = "io.cube.v2"
+	// Snapshotter is what containerd calls Cube's snapshotter.
+	Snapshotter = "cube"
+)
+
+// cleanupTimeout bounds what is done after the caller's context has ended: killing and removing a half-made container.
+const cleanupTimeout = 30 * time.Second
+
+// Client is a connection to the stack's containerd.
+type Client struct {
+	cfg  *config.Config
+	ctrd *client.Client
+}
+
+// Connect connects to the stack's containerd, which must be running.
+func Connect(ctx context.Context, cfg *config.Config) (*Client, error) {
+	address := cfg.ContainerdSocket()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", address)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
+		return nil, fmt.Errorf("no containerd answers at %s: start the stack with `cube up -d`", address)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("no access to containerd at %s: use sudo", address)
+	case err != nil:
+		return nil, fmt.Errorf("connect to containerd at %s: %w", address, err)
+	}
+	conn.Close()
+	c, err := client.New(address, client.WithDefaultNamespace(cfg.Containerd.Namespace), client.WithDefaultRuntime(Runtime))
+	if err != nil {
+		return nil, fmt.Errorf("connect to containerd at %s: %w", address, err)
+	}
+	return &Client{cfg: cfg, ctrd: c}, nil
+}
+
+// Close ends the connection.
+func (c *Client) Close() error { return c.ctrd.Close() }
+
+// context is ctx with the configured namespace, which calls that bypass the client's helpers need.
+func (c *Client) context(ctx context.Context) context.Context {
+	return namespaces.WithNamespace(ctx, c.cfg.Containerd.Namespace)
+}
+
+// cleanup is a context for undoing things: it goes on after ctx has ended, for a bounded time.
+func (c *Client) cleanup(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Timeout(cleanupTimeout))
+}
+
+// container finds one of this runtime's containers.
+func (c *Client) container(ctx context.Context, id string) (client.Container, error) {
+	ctr, err := c.ctrd.LoadContainer(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return nil, fmt.Errorf("no container %s in namespace %s: `cube ps -a` lists them", id, c.cfg.Containerd.Namespace)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up container %s: %w", id, err)
+	}
+	info, err := ctr.Info(ctx, client.WithoutRefreshedMetadata)
+	if err != nil {
+		return nil, fmt.Errorf("look up container %s: %w", id, err)
+	}
+	if info.Runtime.Name != Runtime {
+		return nil, fmt.Errorf("container %s is of runtime %s, not %s: use ctr for it", id, info.Runtime.Name, Runtime)
+	}
+	return ctr, nil
+}
+
+// runningTask finds the running task of a container.
+func (c *Client) runningTask(ctx context.Context, id string) (client.Container, client.Task, error) {
+	ctr, err := c.container(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	task, err := ctr.Task(ctx, nil)
+	if errdefs.IsNotFound(err) {
+		return nil, nil, fmt.Errorf("container %s isn't running", id)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("look up the task of container %s: %w", id, err)
+	}
+	st, err := task.Status(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("look up the task of container %s: %w", id, err)
+	}
+	if st.Status != client.Running {
+		return nil, nil, fmt.Errorf("container %s isn't running but %s", id, st.Status)
+	}
+	return ctr, task, nil
+}
+
+// reconnect waits for a containerd that has gone to come back.
+func (c *Client) reconnect(ctx context.Context) error {
+	conn, ok := c.ctrd.Conn().(*grpc.ClientConn)
+	if !ok {
+		return errors.New("not a gRPC connection")
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout(time.Duration(c.cfg.ReadyTimeout)))
+	defer cancel()
+	for {
+		conn.Connect()
+		state := conn.GetState()
+		if state == connectivity.Ready {
+			return nil
+		}
+		if !conn.WaitForStateChange(ctx, state) {
+			return fmt.Errorf("containerd at %s has gone: %w", c.cfg.ContainerdSocket(), ctx.Err())
+		}
+	}
+}
+
+// fifoDir is where the pipes of attached processes are.
+func (c *Client) fifoDir() string { return filepath.Join(c.cfg.RunDir, "fifo") }
+
+// LogPath is the file that takes the output of a detached container.
+func LogPath(cfg *config.Config, id string) string {
+	return filepath.Join(cfg.LogDir(), "containers", id+".log")
+}
+
+// randomID is a fresh id of 12 hexadecimal digits, as short as people know container ids.
+func randomID() string {
+	var b [6]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}

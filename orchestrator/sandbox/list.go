@@ -1,0 +1,73 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Container is one line of List.
+type Container struct {
+	ID      string    `json:"id"`
+	Image   string    `json:"image"`
+	Command []string  `json:"command"`
+	Created time.Time `json:"created"`
+	// Status is created, running, paused, pausing, stopped, or "" for a container without a task.
+	Status string `json:"status"`
+	// PID is the host pid of the container's machine, 0 without a task.
+	PID        uint32     `json:"pid,omitempty"`
+	ExitStatus *uint32    `json:"exit_status,omitempty"`
+	ExitedAt   *time.Time `json:"exited_at,omitempty"`
+}
+
+// List lists this runtime's containers, newest first: those that run, or all.
+func (c *Client) List(ctx context.Context, all bool) ([]Container, error) {
+	ctx = c.context(ctx)
+	records, err := c.ctrd.ContainerService().List(ctx, "runtime.name=="+Runtime)
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	resp, err := c.ctrd.TaskService().List(ctx, &tasks.ListTasksRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list tasks: %w", errgrpc.ToNative(err))
+	}
+	byID := make(map[string]*task.Process, len(resp.Tasks))
+	for _, t := range resp.Tasks {
+		byID[t.ID] = t
+	}
+	var out []Container
+	for _, r := range records {
+		k := describe(r, byID[r.ID])
+		if all || k.Status != "" && k.Status != "stopped" {
+			out = append(out, k)
+		}
+	}
+	slices.SortFunc(out, func(a, b Container) int { return b.Created.Compare(a.Created) })
+	return out, nil
+}
+
+func describe(r containers.Container, t *task.Process) Container {
+	k := Container{ID: r.ID, Image: r.Image, Created: r.CreatedAt}
+	var spec specs.Spec
+	if r.Spec != nil && typeurl.UnmarshalTo(r.Spec, &spec) == nil && spec.Process != nil {
+		k.Command = spec.Process.Args
+	}
+	if t == nil {
+		return k
+	}
+	k.Status, k.PID = strings.ToLower(t.Status.String()), t.Pid
+	if t.Status == task.Status_STOPPED {
+		at := t.ExitedAt.AsTime()
+		k.ExitStatus, k.ExitedAt = &t.ExitStatus, &at
+	}
+	return k
+}

@@ -1,0 +1,172 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/sandbox"
+)
+
+// Down stops this stack's sandboxes, giving each grace to end by itself, then the `cube up` that runs it, its private
+// containerd and its store. It works from any state, a killed `cube up` too, and is idempotent. Of an existing
+// containerd it stops this runtime's tasks only. Containers, images and snapshots stay on disk.
+func Down(ctx context.Context, cfg *config.Config, grace time.Duration, o Options) error {
+	if os.Geteuid() != 0 {
+		return errors.New("the stack needs root: use sudo")
+	}
+	if _, err := os.Stat(cfg.RunDir); errors.Is(err, fs.ErrNotExist) {
+		return releaseStore(cfg)
+	}
+	d := &downer{Options: o, cfg: cfg, grace: grace}
+	l, err := acquire(cfg)
+	var busy *BusyError
+	if errors.As(err, &busy) {
+		// Sandboxes first: it takes containerd to stop them well, and that `cube up` stops containerd.
+		if err := d.stopSandboxes(ctx); err != nil {
+			o.Log.Warn("stopping the sandboxes while the stack runs", "error", err)
+		}
+		if l, err = d.stopUp(ctx, busy.PID); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	return errors.Join(d.clear(ctx), l.release(), os.Remove(lockPath(cfg)), removeEmpty(cfg.RunDir))
+}
+
+type downer struct {
+	Options
+	cfg   *config.Config
+	grace time.Duration
+}
+
+// stopSandboxes stops what runs in containerd, which must answer.
+func (d *downer) stopSandboxes(ctx context.Context) error {
+	c, err := sandbox.Connect(ctx, d.cfg)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	defer d.Progress("the sandboxes to stop")()
+	private := d.cfg.Containerd.Address == ""
+	n, err := c.StopAll(ctx, d.cfg.Timeout(d.grace), func(runtime string) bool {
+		return private || runtime == sandbox.Runtime
+	})
+	d.Log.Info("stopped sandboxes", "count", n)
+	return err
+}
+
+// stopUp ends the process that holds the run directory and takes its place.
+func (d *downer) stopUp(ctx context.Context, pid int) (*lock, error) {
+	defer d.Progress("`cube up` to stop")()
+	p, err := openProcess(pid)
+	if err == nil {
+		sctx, cancel := context.WithTimeout(ctx, 2*d.cfg.Timeout(stopTimeout)) // it stops its own daemons meanwhile
+		defer cancel()
+		if err := p.stop(sctx); err != nil {
+			return nil, err
+		}
+		p.close()
+	}
+	return acquire(d.cfg)
+}
+
+// clear stops and removes what is left when no `cube up` runs.
+func (d *downer) clear(ctx context.Context) error {
+	var errs []error
+	if d.cfg.Containerd.Address == "" {
+		errs = append(errs, d.clearContainerd(ctx))
+	} else if err := d.stopSandboxes(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("sandboxes of an existing containerd may still run: %w", err))
+	}
+	if d.cfg.Containerd.Address == "" {
+		errs = append(errs, unmountBelow(filepath.Join(d.cfg.StateDir, "containerd")), unmountBelow(containerdState(d.cfg)))
+	}
+	errs = append(errs, releaseStore(d.cfg))
+	if err := errors.Join(errs...); err != nil {
+		return err // keep what explains it
+	}
+	for _, f := range []string{
+		d.cfg.ControlSocket(), d.cfg.SnapshotterSocket(), filepath.Join(d.cfg.RunDir, "notify.sock"), containerdConfigPath(d.cfg),
+		d.cfg.ContainerdSocket(), d.cfg.ContainerdSocket() + ".ttrpc",
+	} {
+		if filepath.Dir(f) != d.cfg.RunDir {
+			continue // an existing containerd's
+		}
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	for _, dir := range []string{containerdState(d.cfg), filepath.Join(d.cfg.RunDir, "shim"), filepath.Join(d.cfg.RunDir, "fifo")} {
+		errs = append(errs, os.RemoveAll(dir))
+	}
+	return errors.Join(errs...)
+}
+
+// clearContainerd stops what runs in the private containerd and then containerd itself. When that isn't running but
+// tasks are left, it is started for it: stopping tasks is what it can do and nobody else.
+func (d *downer) clearContainerd(ctx context.Context) error {
+	proc, err := findContainerd(d.cfg)
+	if err != nil {
+		return err
+	}
+	ctrd := &daemon{proc: proc, adopted: true, log: containerdLog(d.cfg)}
+	if proc == nil {
+		if !hasBundles(d.cfg) {
+			return nil
+		}
+		conf, err := containerdConfig(d.cfg)
+		if err != nil {
+			return err
+		}
+		rctx, cancel := context.WithTimeout(ctx, d.cfg.Timeout(time.Duration(d.cfg.ReadyTimeout)))
+		defer cancel()
+		if ctrd, err = launchContainerd(rctx, d.cfg, conf); err != nil {
+			return fmt.Errorf("start containerd to stop what it left: %w", err)
+		}
+	}
+	err = d.stopSandboxes(ctx)
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.cfg.Timeout(stopTimeout))
+	defer cancel()
+	return errors.Join(err, ctrd.stop(sctx))
+}
+
+// hasBundles says whether the private containerd has left tasks.
+func hasBundles(cfg *config.Config) bool {
+	found, _ := filepath.Glob(filepath.Join(containerdState(cfg), "io.containerd.runtime.v2.task", "*", "*"))
+	return len(found) > 0
+}
+
+// removeEmpty removes a directory unless something is in it.
+func removeEmpty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) > 0 {
+		return nil
+	}
+	return errors.Join(err, os.Remove(dir))
+}
+
+// unmountBelow unmounts what a killed containerd has left mounted below dir.
+func unmountBelow(dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return fmt.Errorf("look for mounts below %s: %w", dir, err)
+	}
+	var errs []error
+	for _, m := range slices.Backward(mounts) { // the last mounted first
+		if err := unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW); err != nil {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", m.Mountpoint, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,193 @@
+// Package stack runs Cube on one machine: the store, the snapshotter, a containerd of its own or an existing one, the
+// proof of the accelerator and the base snapshot of the default machine, each waited for until it can be used. It owns
+// the daemons and never a machine: those belong to their shims and outlive it.
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/orchestrator/health"
+)
+
+// probeTimeout bounds each probe of a readiness report.
+const probeTimeout = 2 * time.Second
+
+// Options are how Up and Down talk to their caller.
+type Options struct {
+	Log *slog.Logger
+	// Version is this program's, for the readiness report.
+	Version string
+	// Progress is told what is being waited for; the function it returns is called when that has ended.
+	Progress func(what string) (done func())
+	// Ready is called once, when all parts can be used, with a line for people.
+	Ready func(summary string)
+}
+
+// stack is a running Up.
+type stack struct {
+	Options
+	cfg   *config.Config
+	board *health.Board
+	undo  undo.Stack
+	// group is what runs beside Up, and life ends with it: when the caller's context does, or one of the group fails.
+	group *errgroup.Group
+	life  context.Context
+
+	containerd string // containerd's version
+	verdict    string // the accelerator
+}
+
+// part is one thing that must be ready. start returns when it is; it may take ReadyTimeout.
+type part struct {
+	name  string
+	start func(ctx context.Context) error
+}
+
+// Up runs the stack until ctx ends, when it stops the daemons that it owns, or until one of them is beyond help. A part
+// that doesn't become ready ends it with an error that names the part, and nothing is left.
+func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("the stack needs root: use sudo")
+	}
+	s := &stack{Options: o, cfg: cfg}
+	parts := []part{
+		{"artefacts", s.checkArtefacts},
+		{"store", s.startStore},
+		{"snapshotter", s.startSnapshotter},
+		{"containerd", s.startContainerd},
+	}
+	names := make([]string, len(parts))
+	for i, p := range parts {
+		names[i] = p.name
+	}
+	s.board = health.NewBoard(o.Version, os.Getpid(), cfg.Timeout(probeTimeout), names...)
+
+	life, cancel := context.WithCancel(ctx)
+	s.group, s.life = errgroup.WithContext(life)
+	// The group's functions end when life does; what they use is released after them.
+	defer func() {
+		cancel()
+		if gerr := s.group.Wait(); gerr != nil {
+			err = gerr // which is why the rest has ended
+		}
+		err = errors.Join(err, s.undo.Release())
+	}()
+	if err := s.claim(); err != nil {
+		return err
+	}
+	if err := s.serveControl(); err != nil {
+		return err
+	}
+	for _, p := range parts {
+		if err := s.bring(p); err != nil {
+			return err
+		}
+	}
+	s.Log.Info("ready", "containerd", s.containerd, "accelerator", s.verdict)
+	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s", s.containerd, cfg.ContainerdSocket(), s.verdict))
+	<-s.life.Done()
+	s.Log.Info("stopping; running sandboxes go on")
+	return nil
+}
+
+// claim makes the directories and takes the run directory for this process.
+func (s *stack) claim() error {
+	for _, dir := range []string{s.cfg.StateDir, s.cfg.RunDir} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return fmt.Errorf("make directory: %w", err)
+		}
+	}
+	l, err := acquire(s.cfg)
+	if err != nil {
+		return err
+	}
+	s.undo.Push(l.release)
+	return nil
+}
+
+// serveControl answers on the control socket, so that readiness can be asked for from the start.
+func (s *stack) serveControl() error {
+	path := s.cfg.ControlSocket()
+	l, err := listenUnix(path)
+	if err != nil {
+		return err
+	}
+	srv := &http.Server{Handler: health.Handler(s.board), ReadHeaderTimeout: 5 * time.Second}
+	s.group.Go(func() error {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve %s: %w", path, err)
+		}
+		return nil
+	})
+	s.group.Go(func() error {
+		<-s.life.Done()
+		return srv.Close() // removes the socket, too
+	})
+	return nil
+}
+
+// listenUnix makes a socket that is only root's. A stale one is replaced: who calls holds the run directory.
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen at %s: %w", path, err), l.Close())
+	}
+	return l, nil
+}
+
+// bring starts a part and waits until it is ready.
+func (s *stack) bring(p part) error {
+	limit := s.cfg.Timeout(time.Duration(s.cfg.ReadyTimeout))
+	ctx, cancel := context.WithTimeout(s.life, limit)
+	defer cancel()
+	defer s.Progress(p.name)()
+	started := time.Now()
+	err := p.start(ctx)
+	switch {
+	case err == nil:
+		s.board.Set(p.name, health.Ready, "")
+		s.Log.Info("part is ready", "part", p.name, "after", time.Since(started).Round(time.Millisecond))
+		return nil
+	case s.life.Err() != nil:
+		return fmt.Errorf("interrupted while waiting for %s", p.name)
+	case ctx.Err() != nil:
+		err = fmt.Errorf("%s isn't ready after %v (ready_timeout): %w", p.name, limit, err)
+	default:
+		err = fmt.Errorf("%s: %w", p.name, err)
+	}
+	s.board.Set(p.name, health.Failed, err.Error())
+	return err
+}
+
+// checkArtefacts makes sure that there is something to make machines of.
+func (s *stack) checkArtefacts(context.Context) error {
+	for _, f := range []struct{ what, path string }{
+		{"QEMU", filepath.Join(s.cfg.QEMUDir(), "usr/bin/qemu-system-x86_64")},
+		{"guest kernel", filepath.Join(s.cfg.GuestDir(), "vmlinuz")},
+		{"guest initramfs", filepath.Join(s.cfg.GuestDir(), "initrd.img")},
+		{"guest modules image", filepath.Join(s.cfg.GuestDir(), "modules.img")},
+	} {
+		if _, err := os.Stat(f.path); err != nil {
+			return fmt.Errorf("no %s: %w; `make setup` makes it, or set artefacts to where it is", f.what, err)
+		}
+	}
+	return nil
+}
