@@ -2,8 +2,8 @@ package artefact
 
 import (
 	"debug/elf"
-	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -60,15 +60,22 @@ func (s Sysroot) find(at string) (string, fs.FileInfo, error) {
 }
 
 // needed lists the paths of the loader and the libraries that an ELF file asks for. Other files need nothing.
-func (s Sysroot) needed(at, file string) (_ []string, err error) {
-	f, err := elf.Open(file)
-	var format *elf.FormatError
-	if errors.As(err, &format) {
-		return nil, nil
-	} else if err != nil {
+func (s Sysroot) needed(at, file string) ([]string, error) {
+	r, err := os.Open(file)
+	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer r.Close()
+	magic := make([]byte, len(elf.ELFMAG))
+	if n, err := r.ReadAt(magic, 0); err != nil && err != io.EOF {
+		return nil, err
+	} else if string(magic[:n]) != elf.ELFMAG {
+		return nil, nil
+	}
+	f, err := elf.NewFile(r)
+	if err != nil {
+		return nil, err
+	}
 	var needed []string
 	for _, p := range f.Progs {
 		if p.Type != elf.PT_INTERP {
