@@ -1,0 +1,77 @@
+// Package disks finds plugged-in disks by serial and mounts them. It knows nothing of containers.
+package disks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/cubesandbox/cube/guest-agent/agent/uevent"
+)
+
+// ErrNotFound says that no disk of that serial is plugged in.
+var ErrNotFound = errors.New("no such disk")
+
+// Block is where the kernel lists block devices.
+const block = "/sys/block"
+
+// serials are what the host may call a disk: what QEMU's devices take.
+var serials = regexp.MustCompile(`^[a-z0-9-]{1,20}$`)
+
+// Find returns the device node of the disk with that serial. It waits until ctx ends for the disk to appear; the error
+// then wraps ErrNotFound.
+func Find(ctx context.Context, serial string) (node string, err error) {
+	if !serials.MatchString(serial) {
+		return "", fmt.Errorf("%q is no serial of a disk", serial)
+	}
+	err = uevent.Until(ctx, "block", func() (bool, error) {
+		name, err := find(block, serial)
+		node = filepath.Join("/dev", name)
+		return name != "", err
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w (%w)", ErrNotFound, err)
+		}
+		return "", fmt.Errorf("find disk %q: %w", serial, err)
+	}
+	return node, nil
+}
+
+// find returns the name of the disk with that serial below dir, "" when there is none.
+func find(dir, serial string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range entries {
+		for _, read := range []func(string) (string, error){scsiSerial, virtioSerial} {
+			// A disk without a serial, or one that is just going: look at the next.
+			if s, err := read(filepath.Join(dir, e.Name())); err == nil && s == serial {
+				return e.Name(), nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// scsiSerial reads the unit serial number page (SPC-4 7.8.15: a header of 4 bytes, then the serial).
+func scsiSerial(dir string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "device/vpd_pg80"))
+	if err != nil {
+		return "", err
+	}
+	if len(b) < 4 {
+		return "", fmt.Errorf("%s: short serial number page", dir)
+	}
+	return strings.TrimSpace(string(b[4:])), nil
+}
+
+func virtioSerial(dir string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "serial"))
+	return strings.TrimSpace(string(b)), err
+}

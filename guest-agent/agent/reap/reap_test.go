@@ -1,0 +1,111 @@
+package reap
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var reaper *Reaper
+
+func TestMain(m *testing.M) {
+	// As PID 1 does, adopt orphans.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		panic(err)
+	}
+	reaper = New()
+	os.Exit(m.Run())
+}
+
+func sh(script string) Command {
+	return Command{Path: "/bin/sh", Args: []string{"-c", script}}
+}
+
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestRun(t *testing.T) {
+	for script, want := range map[string]uint32{"exit 0": 0, "exit 7": 7, "exit 255": 255, "kill -9 $$": 137, "kill -15 $$": 143} {
+		if e, err := reaper.Run(testContext(t), sh(script)); err != nil || e.Status != want {
+			t.Errorf("%s: status %d, %v, want %d", script, e.Status, err, want)
+		}
+	}
+	if _, err := reaper.Run(testContext(t), Command{Path: "/nonexistent"}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing program: %v", err)
+	}
+}
+
+func TestRunUntilContextEnds(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := reaper.Run(ctx, sh("sleep 60")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+}
+
+// Many commands at a time, beside orphans that end whenever they like: nobody's status is stolen or mixed up.
+func TestConcurrentRunsAndOrphans(t *testing.T) {
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			want := uint32(i + 1)
+			script := "(true &) ; (sleep 0.01 &) ; exit " + strconv.Itoa(i+1)
+			if e, err := reaper.Run(testContext(t), sh(script)); err != nil || e.Status != want {
+				t.Errorf("status %d, %v, want %d", e.Status, err, want)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// An orphan's status is to be had although its pid is learnt only after its parent, and perhaps itself, has ended.
+func TestClaimOrphan(t *testing.T) {
+	for _, script := range []string{"exit 9", "sleep 0.05; exit 9"} {
+		e := reaper.Expect()
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := sh("(" + script + ") & echo $!")
+		c.Files[1] = w
+		if _, err := reaper.Run(testContext(t), c); err != nil {
+			t.Fatal(err)
+		}
+		_ = w.Close()
+		b := make([]byte, 100)
+		n, err := r.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = r.Close()
+		pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n])))
+		if err != nil {
+			t.Fatal(err)
+		}
+		exit := e.Claim(pid)
+		e.Done()
+		select {
+		case got := <-exit:
+			if got.Status != 9 || time.Since(got.Time) > time.Minute {
+				t.Errorf("%s: %+v", script, got)
+			}
+		case <-testContext(t).Done():
+			t.Fatalf("%s: the exit never came", script)
+		}
+	}
+	reaper.mu.Lock()
+	defer reaper.mu.Unlock()
+	if len(reaper.early) != 0 || reaper.expecting != 0 {
+		t.Errorf("%d early exits are kept, %d expectations", len(reaper.early), reaper.expecting)
+	}
+}
