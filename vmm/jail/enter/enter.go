@@ -1,0 +1,154 @@
+package enter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxFiles bounds the descriptors of a jailed process: a machine has a dozen, each disk adds two.
+const maxFiles = 1024
+
+// Run does all that s says and executes the command. It returns only on failure, with the process in an unknown state:
+// the caller exits. It must be called on the main thread.
+func Run(s *Spec) error {
+	if err := refuseForeignPrivilege(); err != nil {
+		return err
+	}
+	for _, step := range []struct {
+		what string
+		do   func(*Spec) error
+	}{
+		{"arrange descriptors", arrangeDescriptors},
+		{"enter the cgroup", enterCgroups},
+		{"make namespaces", makeNamespaces},
+		{"make the tap", makeTap},
+		{"change the root", changeRoot},
+		{"set limits", setLimits},
+		{"drop privileges", dropPrivileges},
+		{"tie to the parent", tieToParent},
+	} {
+		if err := step.do(s); err != nil {
+			return fmt.Errorf("%s: %w", step.what, err)
+		}
+	}
+	err := unix.Exec(s.Argv[0], s.Argv, nil)
+	return fmt.Errorf("execute %s: %w", s.Argv[0], err)
+}
+
+// refuseForeignPrivilege makes sure that all privilege is the caller's own: a set-uid or set-gid cube-jail, or one with
+// file capabilities, would hand root to whoever can start it.
+func refuseForeignPrivilege() error {
+	ruid, euid, suid := unix.Getresuid()
+	rgid, egid, sgid := unix.Getresgid()
+	secure, err := atSecure()
+	if err != nil {
+		return err
+	}
+	if secure || ruid != euid || ruid != suid || rgid != egid || rgid != sgid {
+		return errors.New("refused: cube-jail must not be set-uid or have capabilities of its own")
+	}
+	if ruid != 0 {
+		return errors.New("refused: only root can make a jail")
+	}
+	return nil
+}
+
+// atSecure reads AT_SECURE from the auxiliary vector (getauxval(3)).
+func atSecure() (bool, error) {
+	const auxSecure = 23
+	aux, err := unix.Auxv()
+	if err != nil {
+		return false, fmt.Errorf("read the auxiliary vector: %w", err)
+	}
+	for _, a := range aux {
+		if a[0] == auxSecure {
+			return a[1] != 0, nil
+		}
+	}
+	return false, nil
+}
+
+// arrangeDescriptors turns standard input, on which the specification came, into /dev/null and lets nothing above Keep
+// survive the exec.
+func arrangeDescriptors(s *Spec) error {
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Dup2(null, 0); err != nil {
+		return err
+	}
+	return unix.CloseRange(uint(s.Keep)+1, ^uint(0)>>33, unix.CLOSE_RANGE_CLOEXEC)
+}
+
+// enterCgroups comes first, so that all memory of the machine is its group's.
+func enterCgroups(s *Spec) error {
+	for _, fd := range s.Cgroups {
+		if _, err := unix.Write(fd, []byte("0")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func makeNamespaces(s *Spec) error {
+	flags := unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	if s.NetNS == 0 {
+		flags |= unix.CLONE_NEWNET
+	} else if err := unix.Setns(s.NetNS, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("network: %w", err)
+	}
+	if err := unix.Unshare(flags); err != nil {
+		return err
+	}
+	return unix.Sethostname([]byte("cube"))
+}
+
+// makeTap makes the machine's end of its network, down and connected to nothing. It vanishes with its descriptor.
+func makeTap(s *Spec) error {
+	if s.Tap == 0 {
+		return nil
+	}
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open /dev/net/tun: %w (is the tun module loaded?)", err)
+	}
+	ifr, err := unix.NewIfreq("tap%d")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
+		return fmt.Errorf("TUNSETIFF: %w", err)
+	}
+	if fd == s.Tap { // dup2 onto itself would leave it close-on-exec
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0)
+		return err
+	}
+	return unix.Dup2(fd, s.Tap)
+}
+
+func setLimits(*Spec) error {
+	unix.Umask(0o077)
+	for resource, max := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: maxFiles} {
+		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: max, Max: max}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tieToParent has the kernel kill this process when the thread that started it ends. It comes after the change of the
+// uid, which clears the setting.
+func tieToParent(s *Spec) error {
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return err
+	}
+	if os.Getppid() != s.Parent {
+		return errors.New("the launching process has ended")
+	}
+	return nil
+}

@@ -1,0 +1,79 @@
+package enter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// changeRoot makes Root, read-only, all of the file system that is left, with a proc in which only the process itself
+// is to be seen. Root needs the directories proc and, for KVM, dev.
+func changeRoot(s *Spec) error {
+	// Nothing that is mounted here may show on the host.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount(s.Root, s.Root, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", s.Root, err)
+	}
+	if err := unix.Chdir(s.Root); err != nil { // through the bind just made
+		return err
+	}
+	if err := mountProc(filepath.Join(s.Root, "proc")); err != nil {
+		return err
+	}
+	if s.KVM {
+		if err := makeDev(filepath.Join(s.Root, "dev"), int(s.UID)); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount("", s.Root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", s.Root, err)
+	}
+	// With the same directory as new and old root the old one ends up mounted over the new one (pivot_root(2)).
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot_root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("leave the host's root: %w", err)
+	}
+	return unix.Chdir("/")
+}
+
+// mountProc is there for /proc/self/fd, through which QEMU opens the files that it is handed.
+func mountProc(dir string) error {
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	err := unix.Mount("proc", dir, "proc", flags, "hidepid=2,subset=pid")
+	if errors.Is(err, unix.EINVAL) { // subset= is of Linux 5.8
+		err = unix.Mount("proc", dir, "proc", flags, "hidepid=2")
+	}
+	if err != nil {
+		return fmt.Errorf("mount proc on %s: %w", dir, err)
+	}
+	return nil
+}
+
+// makeDev makes a /dev with nothing but kvm in it.
+func makeDev(dir string, uid int) error {
+	var host unix.Stat_t
+	if err := unix.Stat("/dev/kvm", &host); err != nil {
+		return fmt.Errorf("/dev/kvm: %w", err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "size=4k,nr_inodes=4,mode=0755"); err != nil {
+		return fmt.Errorf("mount %s: %w", dir, err)
+	}
+	kvm := filepath.Join(dir, "kvm")
+	if err := unix.Mknod(kvm, unix.S_IFCHR|0o600, int(host.Rdev)); err != nil {
+		return fmt.Errorf("make %s: %w", kvm, err)
+	}
+	if err := os.Chown(kvm, uid, uid); err != nil {
+		return err
+	}
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", dir, err)
+	}
+	return nil
+}

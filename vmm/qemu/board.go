@@ -1,0 +1,111 @@
+package qemu
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/cubesandbox/cube/vmm/accel"
+)
+
+const (
+	// Binary is QEMU's path in its artefact directory, which is the root of the jail.
+	Binary = "/usr/bin/qemu-system-x86_64"
+	// AgentPort is the name by which the guest finds the agent's channel.
+	AgentPort = "cube.agent"
+	// ModulesSerial is the disk with the guest's kernel modules, which every machine has.
+	ModulesSerial = "modules"
+	// BoardVersion changes whenever what a saved state is made of does: machine type, devices, their order, CPU model.
+	BoardVersion = 1
+
+	scsiBus = "scsi0.0"
+	// maxLUN leaves plenty for one container per disk and stays below where virtio-scsi changes its addressing (256).
+	maxLUN = 250
+	// modulesFDSet and firstFDSet number the descriptor sets: the disk on the command line, then those plugged in.
+	modulesFDSet = 1
+	firstFDSet   = 10
+)
+
+// mac is the same in every machine, so that a restored one has nothing to re-address. It is locally administered.
+var mac = net.HardwareAddr{0x02, 'c', 'u', 'b', 'e', 0x01}
+
+// CPUModel is what the guest's CPU is: all that the accelerator offers.
+func CPUModel(a accel.Kind) string {
+	if a == accel.KVM {
+		return "host"
+	}
+	return "max"
+}
+
+// Boot is a guest to be started from its kernel. The files are opened for reading.
+type Boot struct {
+	Kernel, Initrd *os.File
+	// TSCKHz is the rate of the host's time stamp counter, which an emulated guest can't find out on a loaded host.
+	TSCKHz int
+}
+
+// params is the kernel's command line.
+func (b *Boot) params(a accel.Kind) []string {
+	p := []string{
+		"console=ttyS0",
+		"quiet",
+		// A panic, or a reboot, resets the board at once; -no-reboot makes an end of that.
+		"panic=-1", "reboot=t",
+	}
+	if a == accel.TCG {
+		p = append(p,
+			"tsc_early_khz="+strconv.Itoa(b.TSCKHz),
+			// Against speculation that an emulated CPU doesn't do; they would only cost.
+			"mitigations=off",
+		)
+	}
+	return p
+}
+
+// fds are the descriptors that the parts of the machine have in the jail.
+type fds struct {
+	qmp, agent, console, memory, modules, tap int
+	kernel, initrd, state                     int // 0: absent
+}
+
+// layout is the one machine that there is. Whatever changes here needs a new BoardVersion.
+func layout(s *Spec, f fds) *Config {
+	c := &Config{
+		Path: Binary,
+		Name: s.ID,
+		Board: Board{Type: "microvm", Options: []string{
+			"suppress-vmdesc=on",  // the state goes to an equal QEMU only
+			"dump-guest-core=off", // no guest memory in a core file
+			"mem-merge=off",       // no page sharing between guests that one could measure
+		}},
+		Accel:  Accel{Name: string(s.Accel)},
+		CPU:    CPUModel(s.Accel),
+		VCPUs:  s.Shape.VCPUs,
+		Memory: Memory{MiB: s.Shape.MemoryMiB, Path: procFD(f.memory), Share: s.Share},
+		Devices: []Device{
+			SocketChardev{ID: "qmp", FD: f.qmp},
+			Monitor{Chardev: "qmp"},
+			SocketChardev{ID: "console", FD: f.console},
+			Serial{Chardev: "console"},
+			VirtioSerial{ID: "serial0", MaxPorts: 2},
+			SocketChardev{ID: "agent", FD: f.agent},
+			SerialPort{ID: "agentport", Chardev: "agent", Bus: "serial0.0", Number: 1, Name: AgentPort},
+			SCSIController{ID: "scsi0"},
+			Disk{Serial: ModulesSerial, FDSet: modulesFDSet, FD: f.modules, Bus: scsiBus, LUN: 0, ReadOnly: true},
+			Tap{ID: "nic0", FD: f.tap, MAC: mac},
+		},
+		Incoming: f.state,
+	}
+	if s.Accel == accel.TCG {
+		// MiB of translated code: with 8 a guest thrashes, the default of a quarter of the memory is never used.
+		c.Accel.Options = []string{"tb-size=" + strconv.Itoa(tcgCacheMiB)}
+	}
+	if s.Boot != nil {
+		c.Kernel = &Kernel{Path: procFD(f.kernel), Initrd: procFD(f.initrd), Params: s.Boot.params(s.Accel)}
+	}
+	return c
+}
+
+// procFD is a path for what QEMU opens by name.
+func procFD(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }

@@ -1,0 +1,168 @@
+// Package qemu makes virtual machines with a stock QEMU: its command line (Config and the devices, in the shape that
+// readers of govmm know), and the driver behind vmm.Machine. It knows nothing of base snapshots, of the agent's protocol
+// or of containers.
+//
+// A QEMU process is as untrusted as its guest: it runs in package jail, gets all it needs as descriptors, and what it
+// says over QMP, the console or the agent channel is read with limits.
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/jail"
+	"github.com/cubesandbox/cube/vmm/qmp"
+)
+
+// Machine is a running QEMU.
+type Machine struct {
+	driver   *Driver
+	log      *slog.Logger
+	shape    vmm.Shape
+	restored bool
+	proc     *jail.Process
+	qmp      *qmp.Client
+	agent    net.Conn
+	console  *ring
+	output   *ring
+	drained  []<-chan struct{} // closed when all output has been read
+
+	paused  atomic.Bool // by Pause; not by QEMU, for want of space
+	waiting atomic.Bool // for space
+	stopped atomic.Bool // Stop was called
+
+	mu       sync.Mutex
+	disks    map[string]*disk
+	nextSet  int
+	shutdown string // reason of the SHUTDOWN event
+	broken   string // why this side ended the machine
+
+	ending  sync.Once
+	release undo.Stack // what Stop frees
+	freed   error      // outcome of that
+	err     error      // set before done is closed
+	done    chan struct{}
+}
+
+var _ vmm.Machine = (*Machine)(nil)
+
+func newMachine(d *Driver, s *Spec, proc *jail.Process, ch *channels) *Machine {
+	m := &Machine{
+		driver:   d,
+		log:      d.log.With("machine", s.ID),
+		shape:    s.Shape,
+		restored: s.State != nil,
+		proc:     proc,
+		agent:    ch.agentConn,
+		console:  newRing(consoleSize),
+		output:   newRing(outputSize),
+		disks:    make(map[string]*disk),
+		nextSet:  firstFDSet,
+		done:     make(chan struct{}),
+	}
+	m.drained = []<-chan struct{}{m.console.follow(ch.consoleConn), m.output.follow(ch.outputRead)}
+	m.qmp = qmp.New(ch.qmpConn)
+	events := m.qmp.Subscribe("SHUTDOWN", "DEVICE_DELETED", "BLOCK_IO_ERROR")
+	eventsDone := make(chan struct{})
+	go func() {
+		defer close(eventsDone)
+		for e := range events.C() {
+			m.handle(e)
+		}
+	}()
+	go m.watch(eventsDone)
+	return m
+}
+
+// Shape is what the machine really has.
+func (m *Machine) Shape() vmm.Shape { return m.shape }
+
+// PID is QEMU's.
+func (m *Machine) PID() int { return m.proc.PID() }
+
+// Agent is the host's end of the agent channel.
+func (m *Machine) Agent() net.Conn { return m.agent }
+
+// Console is the tail of the guest's console.
+func (m *Machine) Console() []byte { return m.console.Bytes() }
+
+// Tail is one line with the last lines of the console and of QEMU's own output.
+func (m *Machine) Tail() string {
+	console, output := tail(m.console.Bytes()), tail(m.output.Bytes())
+	switch {
+	case output == "":
+		return console
+	case console == "":
+		return output
+	}
+	return console + " | " + output
+}
+
+// Done is closed when the machine has ended.
+func (m *Machine) Done() <-chan struct{} { return m.done }
+
+// Err says why the machine ended.
+func (m *Machine) Err() error {
+	select {
+	case <-m.done:
+		return m.err
+	default:
+		return nil
+	}
+}
+
+// Pause stops the vCPUs.
+func (m *Machine) Pause(ctx context.Context) error {
+	m.paused.Store(true)
+	return m.do(ctx, "pause", "stop", nil)
+}
+
+// Resume lets the vCPUs go on.
+func (m *Machine) Resume(ctx context.Context) error {
+	m.paused.Store(false)
+	return m.do(ctx, "resume", "cont", nil)
+}
+
+// SaveState pauses the guest for good and writes the state of its devices and CPUs, but not its memory, to f, which must
+// be opened for writing only. The machine can only be stopped afterwards.
+func (m *Machine) SaveState(ctx context.Context, f *os.File) error {
+	if err := m.Pause(ctx); err != nil {
+		return err
+	}
+	set := m.newSet()
+	if err := m.do(ctx, "save state", "add-fd", map[string]any{"fdset-id": set}, f); err != nil {
+		return err
+	}
+	// The default, live: true, would take this for the end of a migration and let go of the disks.
+	return m.do(ctx, "save state", "xen-save-devices-state", map[string]any{"filename": fdset(set), "live": false})
+}
+
+// do executes a QMP command on behalf of an operation.
+func (m *Machine) do(ctx context.Context, operation, command string, args any, files ...*os.File) error {
+	err := m.qmp.Do(ctx, command, args, nil, files...)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, qmp.ErrClosed) || errors.Is(err, qmp.ErrProtocol) {
+		err = vmm.ErrGone
+	}
+	return fmt.Errorf("%s: %w", operation, err)
+}
+
+// newSet returns a number for a descriptor set of its own.
+func (m *Machine) newSet() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.nextSet++
+	return m.nextSet
+}
+
+func fdset(n int) string { return fmt.Sprintf("/dev/fdset/%d", n) }
