@@ -1,0 +1,172 @@
+// Package guest is the agent in a machine as the host sees it: the multiplexed channel, the calls over it with a deadline
+// each, and errors that are safe to show. What comes from a guest is never trusted: texts are cut and cleaned, codes are
+// limited to those that mean something to containerd.
+package guest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"path"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unicode"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/ttrpc"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cubesandbox/cube/guest-agent/api"
+	"github.com/cubesandbox/cube/guest-agent/api/mux"
+)
+
+const (
+	// entropyBytes seed the guest's random numbers: what the kernel's pool holds.
+	entropyBytes = 64
+	// maxText is how much of a guest's error is shown.
+	maxText = 1024
+)
+
+// limits are the calls' deadlines on a host that isn't slow; the rest have defaultLimit.
+var limits = map[string]time.Duration{
+	"CreateContainer": 60 * time.Second, // mounts disks, which may need their journals replayed
+	"DeleteContainer": 10 * time.Second,
+	"Shutdown":        10 * time.Second, // syncs
+	"Quiesce":         30 * time.Second,
+	"ExecProcess":     30 * time.Second,
+	"StartContainer":  30 * time.Second,
+	"SetTime":         10 * time.Second,
+	"Stats":           3 * time.Second, // callers of State and Stats give up soon
+}
+
+const defaultLimit = 10 * time.Second
+
+// ErrGone says that the channel to the agent has ended, with the machine or without.
+var ErrGone = errdefs.ErrUnavailable.WithMessage("the virtual machine is gone")
+
+// Guest is the agent of one machine. All methods may be called from many goroutines.
+type Guest struct {
+	api.AgentClient
+	session *mux.Session
+	rpc     *ttrpc.Client
+	stream  atomic.Uint32
+}
+
+// Connect greets the agent over its channel, which it takes over.
+func Connect(ctx context.Context, conn net.Conn, scale func(time.Duration) time.Duration) (*Guest, error) {
+	s, err := mux.Connect(ctx, conn)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the agent: %w", err)
+	}
+	g := &Guest{session: s}
+	g.rpc = ttrpc.NewClient(s.Control(), ttrpc.WithUnaryClientInterceptor(interceptor(scale)))
+	g.AgentClient = api.NewAgentClient(g.rpc)
+	g.stream.Store(mux.ControlID)
+	return g, nil
+}
+
+// Open opens a stream for a process's stdio and returns its number, which the agent is to be told.
+func (g *Guest) Open() (*mux.Stream, uint32, error) {
+	id := g.stream.Add(1)
+	if id == math.MaxUint32 {
+		return nil, 0, errors.New("all stream numbers of the agent channel are used up")
+	}
+	st, err := g.session.Open(id)
+	return st, id, err
+}
+
+// Identify gives the guest its time, random numbers and name: the first call after a boot or restore.
+func (g *Guest) Identify(ctx context.Context, hostname, id string) (*api.ConfigureResponse, error) {
+	seed := make([]byte, entropyBytes)
+	rand.Read(seed) //nolint:errcheck // never fails
+	r, err := g.Configure(ctx, &api.ConfigureRequest{
+		UnixNanos: time.Now().UnixNano(),
+		Entropy:   seed,
+		Hostname:  hostname,
+		SandboxId: id,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("give the guest its identity: %w", err)
+	}
+	return r, nil
+}
+
+// SyncTime corrects the guest's clock.
+func (g *Guest) SyncTime(ctx context.Context) error {
+	_, err := g.SetTime(ctx, &api.SetTimeRequest{UnixNanos: time.Now().UnixNano()})
+	return err
+}
+
+// Done is closed when the channel has ended.
+func (g *Guest) Done() <-chan struct{} { return g.session.Done() }
+
+// Err says why the channel has ended.
+func (g *Guest) Err() error { return g.session.Err() }
+
+// Close ends the channel.
+func (g *Guest) Close() error {
+	g.rpc.Close() //nolint:errcheck // always nil
+	return g.session.Close()
+}
+
+// interceptor gives each call its deadline and makes errors of the channel and of the guest fit for users.
+func interceptor(scale func(time.Duration) time.Duration) ttrpc.UnaryClientInterceptor {
+	return func(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
+		method := path.Base(info.FullMethod)
+		limit, ok := limits[method]
+		if !ok {
+			limit = defaultLimit
+		}
+		ctx, cancel := context.WithTimeout(ctx, scale(limit))
+		defer cancel()
+		err := invoke(ctx, req, resp)
+		switch {
+		case err == nil && resp.Status != nil && resp.Status.Code != int32(codes.OK):
+			return fromGuest(resp.Status)
+		case err == nil:
+			return nil
+		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+			return fmt.Errorf("the agent in the virtual machine didn't answer %s in time: %w", method, context.DeadlineExceeded)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		return fmt.Errorf("%s: %w", method, ErrGone)
+	}
+}
+
+// fromGuest is an error that the agent answered.
+func fromGuest(s *spb.Status) error {
+	text := Text(s.Message)
+	switch codes.Code(s.Code) {
+	case codes.InvalidArgument:
+		return errdefs.ErrInvalidArgument.WithMessage(text)
+	case codes.NotFound:
+		return errdefs.ErrNotFound.WithMessage(text)
+	case codes.AlreadyExists:
+		return errdefs.ErrAlreadyExists.WithMessage(text)
+	case codes.FailedPrecondition:
+		return errdefs.ErrFailedPrecondition.WithMessage(text)
+	case codes.DeadlineExceeded:
+		return fmt.Errorf("%s: %w", text, context.DeadlineExceeded)
+	}
+	return errdefs.ErrUnknown.WithMessage(text)
+}
+
+// Text makes a guest's text fit to be shown: one line, printable, not too long.
+func Text(s string) string {
+	if len(s) > maxText {
+		s = s[:maxText] + "…"
+	}
+	s = strings.Join(strings.Fields(s), " ")
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}

@@ -1,0 +1,162 @@
+package pod
+
+import (
+	"time"
+
+	eventsapi "github.com/containerd/containerd/api/events"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/cubesandbox/cube/shim/record"
+)
+
+const (
+	// drainLimit is how long an exit waits for output that is still on its way. containerd's CRI plugin gives an exit
+	// 10 s in all.
+	drainLimit = 3 * time.Second
+	// execsLimit is how long init's exit waits for those of the execs, which die with it.
+	execsLimit = 5 * time.Second
+)
+
+// The order that everyone relies on: a process's exit after its start, and init's exit after those of all execs. An
+// exit that comes while a start is under way waits in process.early; init's waits for the execs in settle.
+
+// exited takes a process's end. Later ends of the same process change nothing.
+func (c *container) exited(p *process, status uint32) {
+	c.mu.Lock()
+	switch {
+	case p.state == Starting:
+		if p.early == nil {
+			p.early = &Exit{Status: status, At: time.Now()}
+		}
+		c.mu.Unlock()
+		return
+	case p.state == Running, p.state == Created && p.execID == "":
+	default:
+		c.mu.Unlock()
+		return
+	}
+	p.state = Stopped
+	p.exit = Exit{Status: status, At: time.Now()}
+	var execs []*process
+	if p.execID == "" {
+		execs = c.endExecs()
+	}
+	c.mu.Unlock()
+	go c.settle(p, execs)
+}
+
+// endExecs lets no further exec start and returns those whose exits must come before init's. c.mu is held.
+func (c *container) endExecs() []*process {
+	c.initExited = true
+	var execs []*process
+	for _, e := range c.execs {
+		if e.state == Created {
+			e.state = Stopped
+			e.exit = Exit{Status: statusNotStarted, At: time.Now()}
+			e.finish()
+			continue
+		}
+		execs = append(execs, e)
+	}
+	return execs
+}
+
+// settle brings an exit to its end: output, execs, record, event, waiters.
+func (c *container) settle(p *process, execs []*process) {
+	c.mu.Lock()
+	host := p.io
+	c.mu.Unlock()
+	if host != nil {
+		host.Drain(c.timeout(drainLimit))
+	}
+	if p.execID == "" {
+		c.awaitExecs(execs)
+	}
+	c.mu.Lock()
+	exit := p.exit
+	if p.execID == "" {
+		c.initPublished = true
+	}
+	c.mu.Unlock()
+	if p.execID == "" {
+		if err := c.records.SaveExit(record.Exit{PID: c.vm.PID(), Status: exit.Status, At: exit.At}); err != nil {
+			c.log.Warn("record the exit", "error", err)
+		}
+	}
+	c.events.Send(&eventsapi.TaskExit{
+		ContainerID: c.id,
+		ID:          p.eventID(),
+		Pid:         uint32(c.vm.PID()),
+		ExitStatus:  exit.Status,
+		ExitedAt:    timestamppb.New(exit.At),
+	})
+	c.mu.Lock()
+	p.finish()
+	c.mu.Unlock()
+	if p.execID == "" {
+		// Nobody needs the machine any more; what delete would wait for can begin.
+		c.vm.stop()
+	}
+}
+
+// awaitExecs waits for the execs' exits, and ends those that the guest says nothing of.
+func (c *container) awaitExecs(execs []*process) {
+	timer := time.NewTimer(c.timeout(execsLimit))
+	defer timer.Stop()
+	for _, e := range execs {
+		select {
+		case <-e.done:
+		case <-timer.C:
+			for _, e := range execs {
+				c.exited(e, statusKilled)
+			}
+			c.awaitRunning(execs)
+			return
+		}
+	}
+}
+
+// awaitRunning waits for those that have an exit. Starts that are still under way fail by themselves: started sees that
+// init's exit has been published.
+func (c *container) awaitRunning(execs []*process) {
+	for _, e := range execs {
+		c.mu.Lock()
+		starting := e.state == Starting
+		c.mu.Unlock()
+		if !starting {
+			<-e.done // its drain is bounded
+		}
+	}
+}
+
+// started publishes a start and lets an early exit follow. It fails for an exec whose container has ended meanwhile.
+func (c *container) started(p *process, event any) error {
+	c.mu.Lock()
+	if p.execID != "" && c.initPublished {
+		c.mu.Unlock()
+		return Stopped.check(opExec, "container "+c.id)
+	}
+	p.state = Running
+	c.events.Send(event)
+	early := p.early
+	p.early = nil
+	c.mu.Unlock()
+	if early != nil {
+		c.exited(p, early.Status)
+	}
+	return nil
+}
+
+// notStarted is the end of a process whose start failed: no events, nobody waits, delete works.
+func (c *container) notStarted(p *process) {
+	c.mu.Lock()
+	p.state = Stopped
+	p.early = nil
+	p.exit = Exit{Status: statusNotStarted, At: time.Now()}
+	if p.execID == "" {
+		c.endExecs()
+	}
+	p.finish()
+	c.mu.Unlock()
+	p.closeIO()
+}

@@ -1,0 +1,172 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/cubesandbox/cube/shim/guest"
+	"github.com/cubesandbox/cube/vmm"
+)
+
+const (
+	// timeInterval is how often the guest's clock is corrected; a tenth of it is left to chance, so that many machines
+	// don't do it at once.
+	timeInterval = time.Minute
+	// silenceRetries is how often in a row the agent may leave a call unanswered before the machine is given up.
+	silenceRetries = 3
+	// panicGrace is how long a machine whose agent channel has ended has to end by itself and say why.
+	panicGrace = 2 * time.Second
+	// powerOffLimit is how long a guest that has answered Shutdown has for the rest; nothing is lost after that.
+	powerOffLimit = 2 * time.Second
+)
+
+// vm is the machine with its agent. It has one latch, down: closed when the machine is of no use any more, for whatever
+// reason. After it nothing asks the guest.
+type vm struct {
+	machine vmm.Machine
+	guest   *guest.Guest
+	log     *slog.Logger
+	timeout func(time.Duration) time.Duration
+
+	down chan struct{}
+	// ended says that this shim ends the machine, on purpose.
+	ended   atomic.Bool
+	stopped chan struct{} // closed when stop has finished
+	once    sync.Once
+	stopErr error // read after stopped
+}
+
+func newVM(m vmm.Machine, g *guest.Guest, log *slog.Logger, timeout func(time.Duration) time.Duration) *vm {
+	v := &vm{machine: m, guest: g, log: log, timeout: timeout, down: make(chan struct{}), stopped: make(chan struct{})}
+	go v.watch()
+	go v.keepTime()
+	return v
+}
+
+// PID is the machine's, which is the pid of all its processes for containerd.
+func (v *vm) PID() int { return v.machine.PID() }
+
+// watch closes the latch.
+func (v *vm) watch() {
+	defer close(v.down)
+	select {
+	case <-v.machine.Done():
+		return
+	case <-v.guest.Done():
+	}
+	// A guest that panics loses the channel first; the machine then ends and tells why.
+	timer := time.NewTimer(v.timeout(panicGrace))
+	defer timer.Stop()
+	select {
+	case <-v.machine.Done():
+	case <-timer.C:
+		if !v.ended.Load() {
+			v.log.Error("the agent channel has ended, so the machine is ended too", "error", v.guest.Err())
+		}
+	}
+}
+
+// status is the exit status of what was running when the machine went down.
+func (v *vm) status() uint32 {
+	var death *vmm.DeathError
+	if v.ended.Load() || errors.As(v.machine.Err(), &death) && strings.Contains(death.Reason, "killed") {
+		return statusKilled
+	}
+	return statusLost
+}
+
+// why says in one line how the machine went down.
+func (v *vm) why() error {
+	if err := v.machine.Err(); err != nil {
+		return err
+	}
+	return v.guest.Err()
+}
+
+// explain gives an error that says no more than that the machine is gone the reason why it is.
+func (v *vm) explain(err error) error {
+	if !errors.Is(err, guest.ErrGone) {
+		return err
+	}
+	<-v.down // bounded by watch
+	if why := v.why(); why != nil {
+		return why
+	}
+	return err
+}
+
+// keepTime corrects the guest's clock, and gives up a machine whose agent doesn't answer.
+func (v *vm) keepTime() {
+	silent := 0
+	for {
+		wait := timeInterval - rand.N(timeInterval/10)
+		if silent > 0 {
+			wait = 0 // the call itself took its deadline
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-v.down:
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		err := v.guest.SyncTime(context.Background())
+		if !errors.Is(err, context.DeadlineExceeded) {
+			silent = 0
+			continue
+		}
+		if silent++; silent == silenceRetries {
+			v.kill(fmt.Sprintf("its agent has not answered %d times in a row", silent))
+			return
+		}
+	}
+}
+
+// stop ends the machine in order, once, and waits for it: the guest kills what runs, syncs and unmounts before the power
+// goes. Nothing is left afterwards if the error is nil.
+func (v *vm) stop() error {
+	v.once.Do(func() {
+		v.ended.Store(true)
+		defer close(v.stopped)
+		select {
+		case <-v.down:
+		default:
+			if _, err := v.guest.Shutdown(context.Background(), &emptypb.Empty{}); err != nil {
+				v.log.Warn("the guest didn't shut down in order", "error", err)
+			}
+		}
+		v.end(v.timeout(powerOffLimit))
+	})
+	<-v.stopped
+	return v.stopErr
+}
+
+// kill ends the machine at once, without asking the guest.
+func (v *vm) kill(reason string) {
+	v.once.Do(func() {
+		v.ended.Store(true)
+		defer close(v.stopped)
+		v.log.Error("the machine is ended by force", "reason", reason)
+		v.end(0)
+	})
+}
+
+// end stops the machine after at most limit, plus what its process takes to die.
+func (v *vm) end(limit time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if err := v.machine.Stop(ctx); err != nil {
+		v.stopErr = fmt.Errorf("stop the machine: %w", err)
+		v.log.Error("stop the machine", "error", err)
+	}
+	v.guest.Close() //nolint:errcheck // always nil
+}

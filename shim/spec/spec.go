@@ -1,0 +1,114 @@
+// Package spec reads a bundle's config.json and turns it into a Plan: the spec that the guest gets, without anything
+// that only means something on the host, and what the host itself has to do. It starts nothing and touches no machine.
+package spec
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/vmm"
+)
+
+// maxSize bounds config.json. Kubernetes' largest specs are some hundred KiB.
+const maxSize = 8 << 20
+
+// Plan is what becomes of a spec.
+type Plan struct {
+	// Guest is the spec for the guest: no host path, no host device, no hook of the host.
+	Guest *specs.Spec
+	// Root is the root directory that the spec names, absolute. It counts where containerd hands over no rootfs mounts.
+	Root string
+	// Shape is the machine's size.
+	Shape vmm.Shape
+	// CPULimit is the host CPU time of the machine in CPUs, 0 for no limit below its vCPUs.
+	CPULimit float64
+	// NetNS is the network namespace the machine belongs in, "" for a new one.
+	NetNS string
+	// Hooks run on the host. Only the kinds that the host is to run are set.
+	Hooks specs.Hooks
+	// PrivilegedDevices: the container may use all devices of the guest.
+	PrivilegedDevices bool
+	// Dropped says what was left out because it only means something on the host, for the log.
+	Dropped []string
+}
+
+// Load reads the bundle's config.json.
+func Load(bundle string) (*specs.Spec, error) {
+	f, err := os.Open(filepath.Join(bundle, "config.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, invalid("the bundle %s has no config.json", bundle)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the spec: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the spec: %w", err)
+	}
+	if len(b) > maxSize {
+		return nil, invalid("%s is larger than %d MiB", f.Name(), maxSize>>20)
+	}
+	var s specs.Spec
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, invalid("%s is not an OCI spec: %v", f.Name(), err)
+	}
+	switch {
+	case s.Linux == nil:
+		return nil, invalid("%s has no linux section; only Linux containers can run", f.Name())
+	case s.Process == nil || len(s.Process.Args) == 0:
+		return nil, invalid("%s names no command to run", f.Name())
+	case s.Root == nil || s.Root.Path == "":
+		return nil, invalid("%s names no root file system", f.Name())
+	}
+	if !filepath.IsAbs(s.Root.Path) {
+		s.Root.Path = filepath.Join(bundle, s.Root.Path)
+	}
+	return &s, nil
+}
+
+// step is one transformation: it reads and rewrites Plan.Guest and fills in the rest of the Plan.
+type step func(*Plan, *config.Config) error
+
+// steps in their order. size comes before resources, which drops what size reads.
+var steps = []step{
+	annotations,
+	namespaces,
+	size,
+	resources,
+	devices,
+	mounts,
+	hooks,
+	hostOnly,
+}
+
+// Transform makes the Plan of a spec, which it takes over.
+func Transform(s *specs.Spec, cfg *config.Config) (*Plan, error) {
+	p := &Plan{Guest: s, Root: s.Root.Path}
+	for _, step := range steps {
+		if err := step(p, cfg); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (p *Plan) drop(what string) { p.Dropped = append(p.Dropped, what) }
+
+func invalid(format string, args ...any) error {
+	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
+}
+
+// unsupported is for what a machine of its own can't give: the caller must change the container, not its syntax.
+func unsupported(format string, args ...any) error {
+	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,114 @@
+package task
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/log"
+	"github.com/containerd/plugin"
+	"github.com/containerd/plugin/registry"
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/shim/manager"
+	"github.com/cubesandbox/cube/shim/pod"
+	"github.com/cubesandbox/cube/vmm"
+)
+
+// pkg/shim gives a server 5 s to end.
+const (
+	podLimit    = 3 * time.Second
+	eventsLimit = 1500 * time.Millisecond
+)
+
+// Machines is where machines come from.
+type Machines struct {
+	// Launcher returns the maker of machines for a configuration.
+	Launcher func(*config.Config, *slog.Logger) vmm.Launcher
+	// Cleanup undoes all that a machine's directory stands for, and removes it.
+	Cleanup func(machineDir string) error
+}
+
+// Register makes the service a plugin of the shim's server process.
+func Register(m Machines) {
+	registry.Register(&plugin.Registration{
+		Type:     plugins.TTRPCPlugin,
+		ID:       "task",
+		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
+		InitFn:   func(ic *plugin.InitContext) (any, error) { return load(ic, m) },
+	})
+}
+
+func load(ic *plugin.InitContext, m Machines) (any, error) {
+	manager.CloseOnExec()
+	publisher, err := ic.GetByID(plugins.EventPlugin, "publisher")
+	if err != nil {
+		return nil, err
+	}
+	sd, err := ic.GetByID(plugins.InternalPlugin, "shutdown")
+	if err != nil {
+		return nil, err
+	}
+	namespace, err := namespaces.NamespaceRequired(ic.Context)
+	if err != nil {
+		return nil, err
+	}
+	// pkg/shim has made stderr containerd's log fifo.
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level()})).With("runtime", "io.cube.v2")
+	to := publisher.(shim.Publisher)
+	events := pod.NewEvents(namespace, to, logger)
+	p := pod.New(pod.Env{
+		Namespace: namespace,
+		Events:    events,
+		Log:       logger,
+		Launcher:  func(cfg *config.Config) vmm.Launcher { return m.Launcher(cfg, logger) },
+		Cleanup:   m.Cleanup,
+	})
+	shutdown := sd.(shutdown.Service)
+	shutdown.RegisterCallback(func(ctx context.Context) error {
+		within(ctx, podLimit, func(ctx context.Context) {
+			if err := p.Close(ctx); err != nil {
+				logger.Error("end the pod", "error", err)
+			}
+		})
+		within(ctx, eventsLimit, func(ctx context.Context) {
+			if err := events.Close(ctx); err != nil {
+				logger.Error("publish the last events", "error", err)
+			}
+		})
+		return to.Close()
+	})
+	return NewService(p, shutdown, logger, socketPath()), nil
+}
+
+func within(ctx context.Context, limit time.Duration, f func(context.Context)) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	f(ctx)
+}
+
+// socketPath is the path of the socket that this process was given to listen on, "" if it has none.
+func socketPath() string {
+	addr, err := unix.Getsockname(manager.ListenerFD)
+	if err != nil {
+		return ""
+	}
+	if u, ok := addr.(*unix.SockaddrUnix); ok {
+		return u.Name
+	}
+	return ""
+}
+
+// level is that of pkg/shim's logger, which has read the flags.
+func level() slog.Level {
+	if log.GetLevel() >= log.DebugLevel {
+		return slog.LevelDebug
+	}
+	return slog.LevelInfo
+}

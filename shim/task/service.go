@@ -1,0 +1,286 @@
+// Package task is containerd's ttrpc Task service, version 3: it decodes requests for package pod, and encodes what
+// comes back. Errors become gRPC statuses here and nowhere else.
+package task
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/runc/options"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/pkg/identifiers"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/ttrpc"
+	"github.com/containerd/typeurl/v2"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/cubesandbox/cube/shim/pod"
+	"github.com/cubesandbox/cube/shim/stdio"
+)
+
+// Service answers for one pod.
+type Service struct {
+	pod      *pod.Pod
+	shutdown shutdown.Service
+	log      *slog.Logger
+	// socket is what containerd connects to; it is removed before the last answer.
+	socket string
+}
+
+var _ taskapi.TTRPCTaskService = (*Service)(nil)
+
+var empty = &emptypb.Empty{}
+
+// NewService makes the service. socket is the path it is reached at, "" if it has none.
+func NewService(p *pod.Pod, sd shutdown.Service, log *slog.Logger, socket string) *Service {
+	return &Service{pod: p, shutdown: sd, log: log, socket: socket}
+}
+
+// RegisterTTRPC implements pkg/shim's TTRPCService.
+func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
+	taskapi.RegisterTTRPCTaskService(server, s)
+	return nil
+}
+
+// Create makes the machine and the container.
+func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
+	began := time.Now()
+	req, err := createRequest(r)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	pid, err := s.pod.Create(ctx, req)
+	if err != nil {
+		s.log.Error("create", "id", r.ID, "error", err)
+		return nil, toGRPC(forCreate(err))
+	}
+	s.log.Debug("create", "id", r.ID, "pid", pid, "took", time.Since(began))
+	return &taskapi.CreateTaskResponse{Pid: uint32(pid)}, nil
+}
+
+func createRequest(r *taskapi.CreateTaskRequest) (pod.CreateRequest, error) {
+	if err := identifiers.Validate(r.ID); err != nil {
+		return pod.CreateRequest{}, errdefs.ErrInvalidArgument.WithMessage(err.Error())
+	}
+	if r.Checkpoint != "" {
+		return pod.CreateRequest{}, errdefs.ErrFailedPrecondition.WithMessage("starting from a checkpoint is not supported by this version")
+	}
+	file, err := configFile(r.Options)
+	if err != nil {
+		return pod.CreateRequest{}, err
+	}
+	return pod.CreateRequest{
+		ID:         r.ID,
+		Bundle:     r.Bundle,
+		Rootfs:     r.Rootfs,
+		Stdio:      stdio.Config{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Terminal: r.Terminal},
+		ConfigFile: file,
+	}, nil
+}
+
+// configFile takes the configuration file's name out of the runtime options. Those of runc, which ctr always sends,
+// mean nothing here.
+func configFile(any *anypb.Any) (string, error) {
+	if any == nil || len(any.GetValue()) == 0 {
+		return "", nil
+	}
+	var o runtimeoptions.Options
+	if !typeurl.Is(any, &o) {
+		return "", nil
+	}
+	if err := typeurl.UnmarshalTo(any, &o); err != nil {
+		return "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("runtime options: %v", err))
+	}
+	if len(o.ConfigBody) > 0 && o.ConfigPath == "" {
+		return "", errdefs.ErrInvalidArgument.WithMessage("runtime options in the containerd configuration are not supported; name a file with ConfigPath")
+	}
+	return o.ConfigPath, nil
+}
+
+// Start starts init or an exec.
+func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
+	began := time.Now()
+	pid, err := s.pod.Start(ctx, r.ID, r.ExecID)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	s.log.Debug("start", "id", r.ID, "exec", r.ExecID, "took", time.Since(began))
+	return &taskapi.StartResponse{Pid: uint32(pid)}, nil
+}
+
+// Exec adds a process.
+func (s *Service) Exec(_ context.Context, r *taskapi.ExecProcessRequest) (*emptypb.Empty, error) {
+	if err := identifiers.Validate(r.ExecID); err != nil {
+		return nil, toGRPC(errdefs.ErrInvalidArgument.WithMessage(err.Error()))
+	}
+	config := stdio.Config{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Terminal: r.Terminal}
+	if err := s.pod.Exec(r.ID, r.ExecID, r.Spec.GetValue(), config); err != nil {
+		return nil, toGRPC(err)
+	}
+	return empty, nil
+}
+
+var statuses = map[pod.State]tasktypes.Status{
+	pod.Created:  tasktypes.Status_CREATED,
+	pod.Starting: tasktypes.Status_CREATED,
+	pod.Running:  tasktypes.Status_RUNNING,
+	pod.Stopped:  tasktypes.Status_STOPPED,
+	pod.Deleted:  tasktypes.Status_STOPPED,
+}
+
+// State tells about a process, from memory.
+func (s *Service) State(_ context.Context, r *taskapi.StateRequest) (*taskapi.StateResponse, error) {
+	st, err := s.pod.State(r.ID, r.ExecID)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	resp := &taskapi.StateResponse{
+		ID:         r.ID,
+		ExecID:     r.ExecID,
+		Bundle:     st.Bundle,
+		Pid:        uint32(st.PID),
+		Status:     statuses[st.State],
+		Stdin:      st.Stdio.Stdin,
+		Stdout:     st.Stdio.Stdout,
+		Stderr:     st.Stdio.Stderr,
+		Terminal:   st.Stdio.Terminal,
+		ExitStatus: st.Exit.Status,
+		ExitedAt:   timestamp(st.Exit.At),
+	}
+	if r.ExecID != "" {
+		resp.ID = r.ExecID
+	}
+	return resp, nil
+}
+
+// Kill sends a signal.
+func (s *Service) Kill(ctx context.Context, r *taskapi.KillRequest) (*emptypb.Empty, error) {
+	if err := s.pod.Kill(ctx, r.ID, r.ExecID, r.Signal, r.All); err != nil {
+		return nil, toGRPC(err)
+	}
+	return empty, nil
+}
+
+// Wait waits for a process's exit.
+func (s *Service) Wait(ctx context.Context, r *taskapi.WaitRequest) (*taskapi.WaitResponse, error) {
+	exit, err := s.pod.Wait(ctx, r.ID, r.ExecID)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return &taskapi.WaitResponse{ExitStatus: exit.Status, ExitedAt: timestamp(exit.At)}, nil
+}
+
+// Delete forgets a process, and with init the container and its machine.
+func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
+	began := time.Now()
+	pid, exit, err := s.pod.Delete(ctx, r.ID, r.ExecID)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	s.log.Debug("delete", "id", r.ID, "exec", r.ExecID, "took", time.Since(began))
+	return &taskapi.DeleteResponse{Pid: uint32(pid), ExitStatus: exit.Status, ExitedAt: timestamp(exit.At)}, nil
+}
+
+// Pids lists the processes; all have the machine's pid.
+func (s *Service) Pids(_ context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
+	list, err := s.pod.Pids(r.ID)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	resp := &taskapi.PidsResponse{}
+	for _, p := range list {
+		info := &tasktypes.ProcessInfo{Pid: uint32(p.PID)}
+		if p.ExecID != "" {
+			if info.Info, err = typeurl.MarshalAnyToProto(&options.ProcessDetails{ExecID: p.ExecID}); err != nil {
+				return nil, toGRPC(err)
+			}
+		}
+		resp.Processes = append(resp.Processes, info)
+	}
+	return resp, nil
+}
+
+// ResizePty sets the size of a terminal.
+func (s *Service) ResizePty(ctx context.Context, r *taskapi.ResizePtyRequest) (*emptypb.Empty, error) {
+	if err := s.pod.Resize(ctx, r.ID, r.ExecID, r.Width, r.Height); err != nil {
+		return nil, toGRPC(err)
+	}
+	return empty, nil
+}
+
+// CloseIO ends a process's input.
+func (s *Service) CloseIO(_ context.Context, r *taskapi.CloseIORequest) (*emptypb.Empty, error) {
+	if !r.Stdin {
+		return empty, nil
+	}
+	if err := s.pod.CloseIO(r.ID, r.ExecID); err != nil {
+		return nil, toGRPC(err)
+	}
+	return empty, nil
+}
+
+// Stats tells what the container uses.
+func (s *Service) Stats(ctx context.Context, r *taskapi.StatsRequest) (*taskapi.StatsResponse, error) {
+	b, err := s.pod.Stats(ctx, r.ID)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	any, err := metrics(b)
+	if err != nil {
+		return nil, toGRPC(fmt.Errorf("metrics of container %s: %w", r.ID, err))
+	}
+	return &taskapi.StatsResponse{Stats: any}, nil
+}
+
+// Connect tells the pids; of a task that isn't there, 0.
+func (s *Service) Connect(context.Context, *taskapi.ConnectRequest) (*taskapi.ConnectResponse, error) {
+	return &taskapi.ConnectResponse{ShimPid: uint32(os.Getpid()), TaskPid: uint32(s.pod.PID()), Version: "3"}, nil
+}
+
+// Shutdown ends the shim if it serves no container. An error would make containerd repeat the delete, so there is none.
+func (s *Service) Shutdown(context.Context, *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
+	if !s.pod.Idle() {
+		return empty, nil
+	}
+	if s.socket != "" {
+		// containerd removes the bundle as soon as it has the answer, and with it the way to find the socket.
+		os.Remove(s.socket) //nolint:errcheck // `shim delete` tries again
+	}
+	s.shutdown.Shutdown()
+	return empty, nil
+}
+
+// Pause isn't there yet.
+func (s *Service) Pause(context.Context, *taskapi.PauseRequest) (*emptypb.Empty, error) {
+	return nil, notImplemented("pause")
+}
+
+// Resume isn't there yet.
+func (s *Service) Resume(context.Context, *taskapi.ResumeRequest) (*emptypb.Empty, error) {
+	return nil, notImplemented("resume")
+}
+
+// Checkpoint isn't there yet.
+func (s *Service) Checkpoint(context.Context, *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
+	return nil, notImplemented("checkpoint")
+}
+
+// Update isn't there yet.
+func (s *Service) Update(context.Context, *taskapi.UpdateTaskRequest) (*emptypb.Empty, error) {
+	return nil, notImplemented("update")
+}
+
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
