@@ -88,35 +88,40 @@ func makeImage(ctx context.Context, cfg *config.Config, log *slog.Logger) (err e
 	return syncDir(filepath.Dir(tmp))
 }
 
-// growImage allocates more blocks for the image if store.size was raised. XFS doesn't shrink.
-func growImage(cfg *config.Config, log *slog.Logger, img string) error {
+// allocate makes the image as large as store.size says, and fills the holes that an fstrim may have left. XFS doesn't
+// shrink.
+func allocate(cfg *config.Config, log *slog.Logger, img string) error {
 	f, err := os.OpenFile(img, os.O_RDWR, 0)
 	if err != nil {
-		return fmt.Errorf("grow the store: %w", err)
+		return fmt.Errorf("allocate the store: %w", err)
 	}
 	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return fmt.Errorf("grow the store: %w", err)
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fmt.Errorf("allocate the store: %w", err)
 	}
-	size, more := int64(cfg.Store.Size), int64(cfg.Store.Size)-st.Size()
-	if cfg.Store.Size == config.Default().Store.Size || more == 0 {
-		return nil
+	size := int64(cfg.Store.Size)
+	switch {
+	case cfg.Store.Size == config.Default().Store.Size:
+		size = st.Size // it may have been made smaller for want of room
+	case size < st.Size:
+		log.Warn("store.size is less than the store has, which can't shrink; it stays as it is", "store.size", cfg.Store.Size.String(), "size", units.BytesSize(float64(st.Size)))
+		size = st.Size
 	}
-	if more < 0 {
-		log.Warn("store.size is less than the store has, which can't shrink; it stays as it is", "store.size", cfg.Store.Size.String(), "size", units.BytesSize(float64(st.Size())))
+	missing := size - st.Blocks*512 // st_blocks is in 512-byte units, see stat(2)
+	if missing <= 0 {
 		return nil
 	}
 	_, free, err := space(filepath.Dir(img))
 	if err != nil {
 		return err
 	}
-	if more+hostReserve > free {
-		return fmt.Errorf("the store can't grow by %s to store.size = %s: %s is free (%s of it stays with the host): make room, or set store.size to less",
-			units.BytesSize(float64(more)), cfg.Store.Size, units.BytesSize(float64(free)), units.BytesSize(hostReserve))
+	if size > st.Size && missing+hostReserve > free {
+		return fmt.Errorf("the store can't grow to store.size = %s: that takes %s more, and %s is free (%s of it stays with the host): make room, or set store.size to less",
+			cfg.Store.Size, units.BytesSize(float64(missing)), units.BytesSize(float64(free)), units.BytesSize(hostReserve))
 	}
-	if err := unix.Fallocate(int(f.Fd()), 0, st.Size(), more); err != nil {
-		return fmt.Errorf("grow the store to %s (store.size): %w", units.BytesSize(float64(size)), errors.Join(err, f.Truncate(st.Size())))
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+		return fmt.Errorf("allocate the store's %s (store.size): %w", units.BytesSize(float64(size)), errors.Join(err, f.Truncate(st.Size)))
 	}
 	return f.Sync()
 }

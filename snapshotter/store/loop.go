@@ -69,8 +69,8 @@ func checkUnused(l layout) error {
 	return nil
 }
 
-// mountImage mounts the image through a loop device that goes with the mount. Its blocks stay allocated, since no
-// discard reaches them, and are cached once, as direct I/O bypasses the outer file system's cache.
+// mountImage mounts the image through a loop device that goes with the mount. It is mounted without discard, so that its
+// blocks stay allocated. They are cached once, as direct I/O bypasses the outer file system's cache.
 func mountImage(l layout) error {
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		return fmt.Errorf("mount the store: %w: load the kernel module loop, or set store.size = 0", err)
@@ -84,9 +84,4 @@ func mountImage(l layout) error {
 		return fmt.Errorf("mount the store %s: %w: repair it with xfs_repair, or move it away to start with an empty one", l.image, err)
 	}
 	return nil
-}
-
-// forbidDiscard makes the device refuse discards, so that no fstrim punches holes into the image.
-func forbidDiscard(dev string) error {
-	return os.WriteFile(filepath.Join("/sys/block", filepath.Base(dev), "queue/discard_max_bytes"), []byte("0"), 0)
 }

@@ -74,10 +74,7 @@ func settle(ctx context.Context, cfg *config.Config, log *slog.Logger, l layout)
 	if m == nil {
 		return fmt.Errorf("set up the store: %s was unmounted meanwhile", l.dir)
 	}
-	if err := forbidDiscard(m.Source); err != nil {
-		return fmt.Errorf("set up the store: %w", err)
-	}
-	if err := growImage(cfg, log, l.image); err != nil {
+	if err := allocate(cfg, log, l.image); err != nil {
 		return err
 	}
 	return growFS(ctx, l.dir, m.Source, l.image)
