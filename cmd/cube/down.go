@@ -23,7 +23,7 @@ func downCommand() *cli.Command {
 				return errors.New("down takes no arguments")
 			}
 			st := at(c)
-			err := stack.Down(c.Context, st.cfg, c.Duration("timeout"), stack.Options{Log: st.log, Progress: waiting(sayTo(os.Stderr))})
+			err := stack.Down(c.Context, st.cfg, c.Duration("timeout"), stack.Options{Log: st.clientLog, Progress: waiting(sayTo(os.Stderr))})
 			if err != nil {
 				return fmt.Errorf("down: %w", err)
 			}

@@ -21,19 +21,24 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 )
 
-// codeFailed is the exit code of `cube run` and `cube exec` when it is they that failed, as with docker: other codes
-// are the process's.
-const codeFailed = 125
+const (
+	// codeFailed is the exit code of `cube run` and `cube exec` when it is they that failed, as with docker: other
+	// codes are the process's.
+	codeFailed = 125
+	// codeInterrupted is a shell's code for SIGINT.
+	codeInterrupted = 128 + 2
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
-	code := run(ctx, os.Args, os.Stderr)
+	code := runApp(ctx, newApp(), os.Args, os.Stderr)
 	stop()
 	os.Exit(code)
 }
 
-func run(ctx context.Context, args []string, stderr io.Writer) int {
-	err := newApp().RunContext(ctx, args)
+// runApp runs a command line, says on stderr what went wrong and returns the exit code.
+func runApp(ctx context.Context, app *cli.App, args []string, stderr io.Writer) int {
+	err := app.RunContext(ctx, args)
 	var exit exitCode
 	var failed *failure
 	switch {
@@ -41,6 +46,9 @@ func run(ctx context.Context, args []string, stderr io.Writer) int {
 		return 0
 	case errors.As(err, &exit):
 		return int(exit)
+	case ctx.Err() != nil:
+		fmt.Fprintln(stderr, "cube: interrupted")
+		return codeInterrupted
 	case errors.As(err, &failed):
 		fmt.Fprintln(stderr, "cube:", oneLine(failed.Error()))
 		return failed.code
@@ -77,6 +85,8 @@ func oneLine(s string) string {
 type state struct {
 	cfg *config.Config
 	log *slog.Logger
+	// clientLog is quieter than log, unless a level was asked for: for commands whose errors say all.
+	clientLog *slog.Logger
 }
 
 // at is the state of a command's context.
@@ -106,7 +116,7 @@ func newApp() *cli.App {
 			return cli.ShowAppHelp(c)
 		},
 		Commands: []*cli.Command{
-			upCommand(), downCommand(),
+			upCommand(), downCommand(), doctorCommand(),
 			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(),
 		},
 	}
@@ -158,7 +168,10 @@ func (s *state) load(file, level string) error {
 	}
 	s.cfg = cfg
 	s.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
-	slog.SetDefault(s.log)
+	if level == "" && l < slog.LevelWarn {
+		l = slog.LevelWarn // the configured level is the daemons'
+	}
+	s.clientLog = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
 	// containerd's client library has a logger of its own, whose warnings the errors repeat.
 	library := "fatal"
 	if l <= slog.LevelDebug {

@@ -1,0 +1,172 @@
+package doctor
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/docker/go-units"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/health"
+	"github.com/cubesandbox/cube/snapshotter/store"
+)
+
+// good is a host on which all is well.
+func good() Facts {
+	return Facts{
+		Root:        true,
+		Host:        Host{Kernel: "6.1.0", Arch: "amd64", OS: "Debian 12", CPUs: 2},
+		Memory:      8 * units.GiB,
+		QEMU:        Artefact{Dir: "/a/qemu", Version: "7.2"},
+		Guest:       Artefact{Dir: "/a/guest", Version: "kernel 6.1"},
+		Store:       store.Status{Kind: store.Image, Dir: "/s", Ready: true, Reflink: true, Size: 16 * units.GiB, Free: 10 * units.GiB},
+		BPFFS:       true,
+		CGroups:     CGroups{Mode: "v2", Controllers: []string{"cpu", "memory", "pids"}},
+		FileSystems: []string{"ext4", "xfs"},
+		Tools:       []Tool{{Name: "containerd", Path: "/b/containerd", Version: "2.4.2", Required: true}},
+		Accelerator: Accelerator{Name: "kvm", Reason: "the guest boots"},
+	}
+}
+
+func TestJudge(t *testing.T) {
+	no := errors.New("no such device")
+	for _, tc := range []struct {
+		name    string
+		change  func(*config.Config, *Facts)
+		level   Level
+		finding string
+		word    string // in detail or remedy
+	}{
+		{"arm", func(_ *config.Config, f *Facts) { f.Host.Arch = "arm64" }, Fail, "host", "amd64"},
+		{"virtual", func(_ *config.Config, f *Facts) { f.Host.Virtual = "Firecracker" }, OK, "host", "Firecracker"},
+		{"not root", func(_ *config.Config, f *Facts) { f.Root = false }, Fail, "user", "sudo"},
+		{"no memory", func(_ *config.Config, f *Facts) { f.Memory = 100 * units.MiB }, Fail, "memory", "vm.memory"},
+		{"little memory", func(_ *config.Config, f *Facts) { f.Memory = 500 * units.MiB }, Warn, "memory", "few machines"},
+		{"kvm", func(*config.Config, *Facts) {}, OK, "accelerator", "the guest boots"},
+		{"tcg because kvm fails", func(_ *config.Config, f *Facts) { f.Accelerator = Accelerator{Name: "tcg", Reason: "no answer"} }, Warn, "accelerator", "slower"},
+		{"tcg as configured", func(c *config.Config, f *Facts) { c.VM.Accelerator = "tcg"; f.Accelerator.Name = "tcg" }, OK, "accelerator", "as configured"},
+		{"no accelerator", func(_ *config.Config, f *Facts) { f.Accelerator.Err = no }, Fail, "accelerator", "tcg"},
+		{"no qemu", func(_ *config.Config, f *Facts) { f.QEMU.Err = fs.ErrNotExist }, Fail, "qemu", "make setup"},
+		{"no guest", func(_ *config.Config, f *Facts) { f.Guest.Err = fs.ErrNotExist }, Fail, "guest image", "make setup"},
+		{"no store", func(_ *config.Config, f *Facts) { f.StoreAt = no }, Fail, "store", "store.size"},
+		{"copies", func(_ *config.Config, f *Facts) { f.Store.Reflink = false }, Warn, "reflink", "copy"},
+		{"store to come", func(_ *config.Config, f *Facts) { f.Store.Ready = false }, OK, "reflink", "`cube up` makes it"},
+		{"full", func(_ *config.Config, f *Facts) { f.Store.Free = units.MiB }, Fail, "disk", "make room"},
+		{"nearly full", func(_ *config.Config, f *Facts) { f.Store.Free = 2 * units.GiB }, Warn, "disk", "make room"},
+		{"no loop", func(_ *config.Config, f *Facts) { f.LoopControl = no }, Fail, "loop devices", "modprobe loop"},
+		{"no xfs", func(_ *config.Config, f *Facts) { f.FileSystems = []string{"ext4"} }, Warn, "file systems", "modprobe xfs"},
+		{"no xfs needed", func(_ *config.Config, f *Facts) { f.FileSystems = []string{"ext4"}; f.Store.Kind = store.Directory }, OK, "file systems", "ext4"},
+		{"no tun", func(_ *config.Config, f *Facts) { f.TUN = no }, Fail, "tun", "modprobe tun"},
+		{"no bpf", func(_ *config.Config, f *Facts) { f.BPF = no }, Warn, "bpf", "CONFIG_BPF_SYSCALL"},
+		{"no bpffs", func(_ *config.Config, f *Facts) { f.BPFFS = false }, Warn, "bpf", "mount -t bpf"},
+		{"no cgroups", func(_ *config.Config, f *Facts) { f.CGroups.Err = no }, Fail, "cgroups", "mount"},
+		{"no memory controller", func(_ *config.Config, f *Facts) { f.CGroups.Controllers = []string{"cpu", "pids"} }, Fail, "cgroups", "without memory"},
+		{"no cpu controller", func(_ *config.Config, f *Facts) { f.CGroups.Controllers = []string{"memory", "pids"} }, Warn, "cgroups", "without cpu"},
+		{"foreign socket", func(_ *config.Config, f *Facts) { f.Sockets.Foreign = "/run/x.sock" }, Fail, "sockets", "/run/x.sock"},
+		{"running", func(_ *config.Config, f *Facts) { f.Sockets = Sockets{Up: 7, Report: health.Report{Ready: true}} }, OK, "stack", "process 7"},
+		{"running, not ready", func(_ *config.Config, f *Facts) {
+			f.Sockets = Sockets{Up: 7, Report: health.Report{Dependencies: []health.Dependency{{Name: "containerd", State: health.Failed, Reason: "dead"}}}}
+		}, Fail, "stack", "containerd: failed (dead)"},
+		{"running, hung", func(_ *config.Config, f *Facts) { f.Sockets = Sockets{Up: 7, Err: no} }, Fail, "stack", "cube down"},
+		{"existing containerd", func(_ *config.Config, f *Facts) { f.Sockets = Sockets{Address: "/run/c.sock", Containerd: "2.4.2"} }, OK, "containerd", "2.4.2 at /run/c.sock"},
+		{"old containerd", func(_ *config.Config, f *Facts) {
+			f.Sockets = Sockets{Address: "/run/c.sock", ContainerdErr: errors.New("too old")}
+		}, Fail, "containerd", "too old"},
+		{"missing tool", func(_ *config.Config, f *Facts) { f.Tools[0].Err = no; f.Tools[0].Remedy = "build it" }, Fail, "containerd", "build it"},
+		{"missing tool for people", func(_ *config.Config, f *Facts) { f.Tools[0].Err = no; f.Tools[0].Required = false }, Warn, "containerd", "no such"},
+		{"no mkfs.xfs with a store to make", func(_ *config.Config, f *Facts) {
+			f.Store.Ready = false
+			f.Tools = []Tool{{Name: "mkfs.xfs", Err: no}}
+		}, Fail, "mkfs.xfs", "no such"},
+		{"no mkfs.xfs with a store", func(_ *config.Config, f *Facts) { f.Tools = []Tool{{Name: "mkfs.xfs", Err: no}} }, Warn, "mkfs.xfs", "no such"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg, facts := config.Default(), good()
+			tc.change(cfg, &facts)
+			found := false
+			for _, f := range Judge(cfg, facts) {
+				if f.Name == tc.finding && f.Level == tc.level && strings.Contains(f.Detail+" "+f.Remedy, tc.word) {
+					found = true
+				}
+				if f.Name != tc.finding && f.Level == Fail {
+					t.Errorf("fails for another reason: %+v", f)
+				}
+				if f.Level != OK && f.Remedy == "" && !strings.Contains(tc.name, "tool") && !strings.Contains(tc.name, "mkfs") {
+					t.Errorf("no remedy: %+v", f)
+				}
+			}
+			if !found {
+				t.Errorf("no %s of %s with %q in %+v", tc.level, tc.finding, tc.word, Judge(cfg, facts))
+			}
+		})
+	}
+}
+
+func TestGoodHostHasNothingToRemedy(t *testing.T) {
+	for _, f := range Judge(config.Default(), good()) {
+		if f.Level != OK || f.Remedy != "" {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+func TestFailedAndWrite(t *testing.T) {
+	findings := []Finding{{OK, "host", "fine", ""}, {Warn, "bpf", "no", "mount it"}, {Fail, "tun", "none", "modprobe tun"}}
+	if n := Failed(findings); n != 1 {
+		t.Errorf("%d failed, want 1", n)
+	}
+	var b strings.Builder
+	if err := Write(&b, findings); err != nil {
+		t.Fatal(err)
+	}
+	want := "ok    host  fine\nwarn  bpf   no — mount it\nfail  tun   none — modprobe tun\n"
+	if b.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	}
+}
+
+// TestGather looks at this host, of which some things are certain.
+func TestGather(t *testing.T) {
+	cfg := config.Default()
+	dir := t.TempDir()
+	cfg.StateDir, cfg.RunDir, cfg.BinDir, cfg.Artefacts = dir+"/state", dir+"/run", dir+"/bin", dir+"/artefacts"
+	f := Gather(t.Context(), cfg)
+	if f.Host.Kernel == "" || f.Host.CPUs < 1 || f.Memory == 0 {
+		t.Errorf("host %+v with %d bytes", f.Host, f.Memory)
+	}
+	if f.Root != (os.Geteuid() == 0) {
+		t.Error("root")
+	}
+	if !errors.Is(f.QEMU.Err, fs.ErrNotExist) || !errors.Is(f.Guest.Err, fs.ErrNotExist) {
+		t.Errorf("artefacts that aren't there: %v, %v", f.QEMU.Err, f.Guest.Err)
+	}
+	if f.Sockets.Up != 0 || f.Sockets.Err != nil || f.Sockets.Foreign != "" {
+		t.Errorf("nobody has this run directory: %+v", f.Sockets)
+	}
+	for _, tool := range f.Tools {
+		if strings.HasPrefix(tool.Path, cfg.BinDir) && tool.Err == nil {
+			t.Errorf("%s can't be in %s", tool.Name, cfg.BinDir)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) > 0 {
+		t.Errorf("it made something: %v, %v", entries, err)
+	}
+}
+
+func TestVersionIn(t *testing.T) {
+	for out, want := range map[string]string{
+		"containerd github.com/containerd/containerd/v2 v2.4.2 abc": "2.4.2",
+		"runc version 1.5.2\ncommit: x":                             "1.5.2",
+		"mke2fs 1.47.0 (5-Feb-2023)\n\tUsing EXT2FS":                "1.47.0",
+		"mkfs.xfs version 6.1.0":                                    "6.1.0",
+		"nothing":                                                   "version unknown",
+	} {
+		if got := versionIn(out); got != want {
+			t.Errorf("%q: %q, want %q", out, got, want)
+		}
+	}
+}
