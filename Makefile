@@ -4,9 +4,6 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
-# One set of flags for build, vet and test, so that Go's build cache serves all of them.
-export CGO_ENABLED := 0
-export GOFLAGS := -trimpath -buildvcs=false
 # sudo may leave Go out of PATH, and a service no HOME.
 export PATH := $(PATH):/usr/local/go/bin:/usr/sbin:/sbin
 export HOME ?= /root
@@ -21,17 +18,17 @@ help: ## this list
 run: up ## set all up, start the stack, show a demo
 	@deploy/demo.sh
 
-test: root setup build ## all tests, with the time of each suite
+test: root setup ## all tests, with the time of each suite
 	@deploy/test.sh all
 
 test-unit: ## only what needs no virtual machine
 	@deploy/test.sh unit
 
-test-long: root setup build ## all tests in their long form, with the race detector
+test-long: root setup ## all tests in their long form, with the race detector
 	@deploy/test.sh long
 
-bench: root setup build ## the benchmark: ctr run of a microVM next to runc
-	@go run ./integration/bench
+bench: root setup ## the benchmark: ctr run of a microVM next to runc
+	@CGO_ENABLED=0 GOFLAGS='-trimpath -buildvcs=false' go run ./integration/bench
 
 setup: root ## Debian packages, tools, QEMU, guest image, demo image
 	@deploy/setup/setup.sh
@@ -40,20 +37,20 @@ guest: root ## only the guest image, after a change of the agent
 	@deploy/setup/guest.sh
 
 build: ## Cube's binaries, into bin/
-	@go build -o bin/ ./cmd/...
+	@deploy/setup/build.sh
 
-lint: root ## gofmt, go vet, staticcheck, shellcheck, generated code
+lint: ## gofmt, go vet, staticcheck, shellcheck, generated code
 	@deploy/setup/packages.sh
 	@deploy/setup/tools.sh lint
 	@deploy/setup/tools.sh generate
 	@deploy/lint.sh
 
-generate: root ## code from the agent's protocol
+generate: ## code from the agent's protocol
 	@deploy/setup/packages.sh
 	@deploy/setup/tools.sh generate
 	@deploy/generate.sh
 
-up: root setup build ## start the stack in the background
+up: root setup ## start the stack in the background
 	@bin/cube up -d
 
 down: root ## stop the stack

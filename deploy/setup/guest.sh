@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the guest artefact: kernel, initramfs with agent and crun, modules. Nothing is installed on the host.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+need_root "set-up"
 lock
 
 out=$CUBE_ARTEFACTS/guest
@@ -27,16 +28,14 @@ unpack_parts() {
 }
 
 make_guest() {
-	local agent packer
-	agent=$(go_bin ./cmd/cube-agent)
-	packer=$(go_bin ./cmd/cube-artefact)
-	"$packer" guest --out "$out" --packages "$parts/packages" --kernel "$parts/kernel" --crun "$parts/crun" \
-		--release "$(cat "$parts/release")" --agent "$agent"
+	"$tree/bin/cube-artefact" guest --out "$out" --packages "$parts/packages" --kernel "$parts/kernel" --crun "$parts/crun" \
+		--release "$(cat "$parts/release")" --agent "$tree/bin/cube-agent"
 }
 
 if ! fresh guest-parts "$parts_key" || [ ! -e "$parts/release" ]; then
 	step "guest kernel and crun" unpack_parts
 	stamp guest-parts "$parts_key"
 fi
-# Go's build cache knows best whether the agent has changed; the packer publishes nothing new where nothing is.
+"$tree/deploy/setup/build.sh" ./cmd/cube-agent ./cmd/cube-artefact
+# The packer publishes nothing new where the agent hasn't changed.
 step "guest image" make_guest

@@ -2,6 +2,7 @@
 # Makes the demo image cube.local/debian:bookworm from Debian's packages, as an OCI archive in the cache. Debian's own
 # default mirror is used, or CUBE_DEBIAN_MIRROR.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+need_root "set-up"
 lock
 
 archive=$CUBE_CACHE/images/debian-bookworm.tar
@@ -18,13 +19,12 @@ bootstrap() {
 }
 
 pack() {
-	local packer
-	packer=$(go_bin ./cmd/cube-artefact)
 	mkdir -p "${archive%/*}"
-	"$packer" image --name cube.local/debian:bookworm --rootfs "$CUBE_CACHE/tmp/rootfs.tar" --out "$archive"
+	"$tree/bin/cube-artefact" image --name cube.local/debian:bookworm --rootfs "$CUBE_CACHE/tmp/rootfs.tar" --out "$archive"
 	rm "$CUBE_CACHE/tmp/rootfs.tar"
 }
 
 step "Debian root file system for the demo image" bootstrap
+"$tree/deploy/setup/build.sh" ./cmd/cube-artefact
 step "demo image" pack
 stamp image "$key"

@@ -1,15 +1,23 @@
 # shellcheck shell=bash
 # Common parts of the set-up scripts. Sourced, not run.
 #
-# CUBE_CACHE      what can be made again: tools, Debian packages, the demo image   (/var/cache/cube)
+# CUBE_CACHE      what can be made again: tools, Debian packages, the demo image
+#                 (/var/cache/cube; for other users than root a directory of their own)
 # CUBE_ARTEFACTS  QEMU and the guest image, by digest                              (/var/lib/cube/artefacts)
 # CUBE_UPDATE     1 = take the newest Debian packages, even if older ones are here
 
 set -euo pipefail
 umask 022
 export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
-export CUBE_CACHE=${CUBE_CACHE:-/var/cache/cube}
+if [ "$(id -u)" = 0 ]; then
+	export CUBE_CACHE=${CUBE_CACHE:-/var/cache/cube}
+else
+	export CUBE_CACHE=${CUBE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cube}
+fi
 export CUBE_ARTEFACTS=${CUBE_ARTEFACTS:-/var/lib/cube/artefacts}
+# One set of flags for all builds, so that Go's build cache serves them all.
+export CGO_ENABLED=0 GOFLAGS='-trimpath -buildvcs=false'
+# shellcheck disable=SC2034 # for those who source this
 tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 say() { printf '%s\n' "$*" >&2; }
@@ -19,8 +27,9 @@ fail() {
 	exit 1
 }
 
-# step WHAT COMMAND…: runs the command with its output in a log file. Prints a line when it's done, and one every now
-# and then while it takes longer than 5 s. When it fails, prints the end of the log (STEP_TAIL lines) and exits.
+# step WHAT COMMAND…: runs the command with its output in a log file. Prints how long it took, unless that is no time at
+# all, and a line every now and then while it takes longer than 5 s. When it fails, prints the end of the log (STEP_TAIL
+# lines) and exits.
 step() {
 	local what=$1 log start=$SECONDS ticker rc
 	shift
@@ -41,7 +50,7 @@ step() {
 		tail -n "${STEP_TAIL:-15}" "$log" | sed 's/^/    /' >&2
 		fail "$what failed (exit $rc): $(cause "$log"). The whole log: $log"
 	fi
-	say "  $what: $((SECONDS - start)) s"
+	[ "$SECONDS" -eq "$start" ] || say "  $what: $((SECONDS - start)) s"
 }
 
 # tick WHAT PID: says that WHAT goes on, after 5 s and then every 15 s (or TICK), until it is killed or PID is gone. It
@@ -92,16 +101,19 @@ stamp() {
 # lock: one set-up at a time; waits for its turn. Scripts that are called by others that hold the lock go on.
 lock() {
 	[ -z "${CUBE_SETUP_LOCKED:-}" ] || return 0
-	[ "$(id -u)" = 0 ] || fail "set-up needs root: run it with sudo"
-	mkdir -p "$CUBE_CACHE" "$CUBE_ARTEFACTS" || fail "can't make $CUBE_CACHE and $CUBE_ARTEFACTS"
+	mkdir -p "$CUBE_CACHE" 2>/dev/null || fail "can't make $CUBE_CACHE; set CUBE_CACHE to another directory"
 	exec {lock_fd}>"$CUBE_CACHE/.lock"
 	if ! flock -n "$lock_fd"; then
 		say "  waiting for another set-up to finish"
 		flock "$lock_fd"
 	fi
 	export CUBE_SETUP_LOCKED=1
-	rm -rf "$CUBE_CACHE"/tmp
+	rm -rf --one-file-system "$CUBE_CACHE/tmp"
 	mkdir -p "$CUBE_CACHE/tmp"
+}
+
+need_root() {
+	[ "$(id -u)" = 0 ] || fail "$* needs root: run the same command with sudo"
 }
 
 apt_get() {
@@ -147,11 +159,4 @@ unpack() {
 	while read -r name version arch; do
 		dpkg-deb -x "$(deb "$name" "$version" "$arch")" "$2"
 	done <"$1"
-}
-
-# go_bin PACKAGE: builds one of the tree's commands into the temporary directory and prints where it is.
-go_bin() {
-	local out=$CUBE_CACHE/tmp/${1##*/}
-	(cd "$tree" && CGO_ENABLED=0 go build -trimpath -o "$out" "$1")
-	echo "$out"
 }

@@ -21,4 +21,5 @@ for p in "${packages[@]}"; do
 	grep -qxF "$p" <<<"$installed" || missing+=("$p")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
+need_root "the installation of ${missing[*]}"
 step "Debian packages" with_update apt_get install -y --no-install-recommends "${missing[@]}"

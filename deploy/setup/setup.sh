@@ -31,6 +31,7 @@ lock
 start=$SECONDS
 "$here/packages.sh"
 "$here/tools.sh" run
+"$here/build.sh"
 "$here/qemu.sh"
 "$here/guest.sh"
 "$here/image.sh"

@@ -6,7 +6,6 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lock
 
-bin=$tree/bin
 containerd=v2.4.2
 runc=v1.5.2
 cni=v1.10.0
@@ -14,8 +13,6 @@ staticcheck=v0.8.2
 protoc_gen_go=v1.36.12
 protoc_gen_go_ttrpc=v1.2.9
 
-# The tree's own settings must not matter to other modules.
-export GOFLAGS=-trimpath GOWORK=off CGO_ENABLED=0
 go_version=$(go env GOVERSION)
 
 # go_install NAME DIR ARGUMENTS…: go install into DIR, unless just that was done before.
@@ -51,8 +48,8 @@ run)
 		plugins+=("github.com/containernetworking/plugins/plugins/$p@$cni")
 	done
 	go_install "CNI plugins $cni" "$CUBE_CACHE/bin/cni" "${plugins[@]}"
-	for f in containerd ctr containerd-shim-runc-v2 runc; do copy "$CUBE_CACHE/bin/$f" "$bin"; done
-	for f in "$CUBE_CACHE"/bin/cni/*; do copy "$f" "$bin/cni"; done
+	for f in containerd ctr containerd-shim-runc-v2 runc; do copy "$CUBE_CACHE/bin/$f" "$tree/bin"; done
+	for f in "$CUBE_CACHE"/bin/cni/*; do copy "$f" "$tree/bin/cni"; done
 	;;
 lint)
 	go_install "staticcheck $staticcheck" "$CUBE_CACHE/bin" "honnef.co/go/tools/cmd/staticcheck@$staticcheck"
