@@ -26,7 +26,7 @@ suite() {
 }
 
 mapfile -t unit < <(go list ./... | grep -v "^$module/integration")
-mapfile -t integration < <(go list ./integration/... 2>/dev/null || true)
+mapfile -t integration < <(go list -f '{{if .TestGoFiles}}{{.ImportPath}}{{end}}' ./integration/...)
 
 case ${1:-all} in
 unit)
