@@ -84,11 +84,6 @@ func (c *Command) Start(started func(pid int) error) (_ *Process, err error) {
 	var held undo.Stack // only needed until the child has its own
 	defer func() { err = errors.Join(err, held.Release()) }()
 
-	for dir, needed := range map[string]bool{"proc": true, "dev": c.KVM} {
-		if err := os.Mkdir(filepath.Join(c.Root, dir), 0o755); needed && err != nil && !errors.Is(err, os.ErrExist) {
-			return nil, fmt.Errorf("prepare the jail's root: %w", err)
-		}
-	}
 	files := slices.Clone(c.Files)
 	spec := enter.Spec{
 		Parent: os.Getpid(),

@@ -1,0 +1,73 @@
+// Package flock locks files between processes. A lock ends with its holder.
+package flock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrLocked says that somebody else has the lock.
+var ErrLocked = errors.New("locked by another process")
+
+// Lock waits for the exclusive lock on the file at path, which is made if need be and must not be removed. unlock
+// releases it.
+func Lock(ctx context.Context, path string) (unlock func(), err error) {
+	unlock, err = TryLock(path)
+	if !errors.Is(err, ErrLocked) {
+		return unlock, err
+	}
+	f, err := open(path)
+	if err != nil {
+		return nil, err
+	}
+	got := make(chan error, 1)
+	go func() { got <- acquire(f, unix.LOCK_EX) }()
+	select {
+	case err = <-got:
+	case <-ctx.Done():
+		go func() { // a wait for a lock can't be called off
+			<-got
+			_ = f.Close()
+		}()
+		return nil, fmt.Errorf("wait for the lock %s: %w", path, ctx.Err())
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// TryLock takes the lock, or returns ErrLocked at once.
+func TryLock(path string) (unlock func(), err error) {
+	f, err := open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := acquire(f, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+func open(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+}
+
+func acquire(f *os.File, how int) error {
+	for {
+		err := unix.Flock(int(f.Fd()), how)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return fmt.Errorf("%s: %w", f.Name(), ErrLocked)
+		case err != nil:
+			return fmt.Errorf("lock %s: %w", f.Name(), err)
+		default:
+			return nil
+		}
+	}
+}

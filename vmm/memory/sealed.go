@@ -1,0 +1,78 @@
+package memory
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// seals make a file's content final: for every process, through every descriptor, for ever (memfd_create(2)).
+const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
+
+// Seal copies size bytes of src into a memory file that nobody can change, and returns it with the digest of what was
+// copied. Holes stay holes.
+func Seal(src *os.File, size int64) (_ *os.File, digest string, err error) {
+	f, err := memfd("guest memory")
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+		}
+	}()
+	if err := f.Truncate(size); err != nil {
+		return nil, "", err
+	}
+	d := newDigester(size)
+	err = forEachChunk(src, size, func(off int64, chunk []byte) error {
+		d.add(off, chunk)
+		return pageRuns(off, chunk, func(off int64, run []byte, zero bool) error {
+			if zero {
+				return nil
+			}
+			_, err := f.WriteAt(run, off)
+			return err
+		})
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("copy the memory: %w", err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, "", fmt.Errorf("seal the memory: %w", err)
+	}
+	return f, d.String(), nil
+}
+
+func memfd(name string) (*os.File, error) {
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL is of Linux 6.3
+		fd, err = unix.MemfdCreate(name, flags)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make a memory file: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// isSealed checks that f can't change any more and has that size.
+func isSealed(f *os.File, size int64) error {
+	got, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fmt.Errorf("it has no seals: %w", err)
+	}
+	if got&seals != seals {
+		return fmt.Errorf("its seals are %#x", got)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() != size {
+		return fmt.Errorf("its size is %d, not %d", info.Size(), size)
+	}
+	return nil
+}
