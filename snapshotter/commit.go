@@ -72,7 +72,7 @@ func (s *Snapshotter) seal(ctx context.Context, id string, img *os.File) (releas
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout(settleWait))
 	defer cancel()
-	release, err = image.Settle(ctx, img)
+	unlock, err := image.Settle(ctx, img)
 	if errors.Is(err, image.ErrBusy) {
 		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%v: unmount %s, or stop the container that uses it, and try again", err, img.Name()))
 	}
@@ -81,7 +81,7 @@ func (s *Snapshotter) seal(ctx context.Context, id string, img *os.File) (releas
 	}
 	defer func() {
 		if err != nil {
-			release()
+			unlock()
 		}
 	}()
 	if err := s.refuseGuestWritten(id); err != nil {
@@ -93,7 +93,7 @@ func (s *Snapshotter) seal(ctx context.Context, id string, img *os.File) (releas
 		}
 		return nil, err
 	}
-	return release, nil
+	return unlock, nil
 }
 
 func (s *Snapshotter) refuseGuestWritten(id string) error {

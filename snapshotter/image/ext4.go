@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/docker/go-units"
+	"golang.org/x/sys/unix"
 )
 
 // MinSize and MaxSize bound a root disk. Every disk can be grown up to MaxSize while it is mounted, since Format
@@ -72,8 +73,11 @@ func run(ctx context.Context, name string, args ...string) (stderr string, err e
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stderr = &out
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	err = cmd.Run()
 	switch {
+	case err != nil && strings.Contains(out.String(), "No space left on device"):
+		return "", fmt.Errorf("%s: %w", name, unix.ENOSPC)
 	case errors.Is(err, exec.ErrNotFound):
 		return "", fmt.Errorf("%s is missing: install e2fsprogs (1.47 or later)", name)
 	case err != nil:

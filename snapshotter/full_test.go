@@ -1,0 +1,88 @@
+package snapshotter
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
+)
+
+// fill leaves about the given number of bytes free in dir's file system, and returns how to give the rest back.
+func fill(t *testing.T, dir string, leave int64) (empty func()) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(dir, "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var size int64
+	for step := int64(256 << 20); step >= 4096; {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		if int64(st.Bfree)*st.Bsize-step < leave || unix.Fallocate(int(f.Fd()), 0, size, step) != nil {
+			step /= 2
+			continue
+		}
+		size += step
+	}
+	return func() {
+		if err := os.Remove(f.Name()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestFullStore(t *testing.T) {
+	for _, fs := range []struct {
+		name string
+		make func(testing.TB, int64) string
+	}{{"xfs", testfs.XFS}, {"ext4", testfs.Ext4}} {
+		t.Run(fs.name, func(t *testing.T) {
+			dir := fs.make(t, 512<<20)
+			f := open(t, dir)
+			f.layer("base", "", 8<<20)
+			empty := fill(t, dir, 0)
+			for _, parent := range []string{"", "base"} {
+				_, err := f.Prepare(f.ctx, "new", parent)
+				if parent == "base" && err == nil && fs.name == "xfs" {
+					// A clone takes no blocks, so there may be room for it.
+					if err := f.Remove(f.ctx, "new"); err != nil {
+						t.Fatal(err)
+					}
+					continue
+				}
+				wantErr(t, err, errdefs.IsResourceExhausted, `prepare snapshot "new"`, f.cfg.StoreDir(), "is full", "store.size")
+			}
+			if err := f.Cleanup(f.ctx); err != nil {
+				t.Fatal(err)
+			}
+			f.check([]string{"base"})
+			empty()
+			f.prepare("new", "base")
+			f.check([]string{"base", "new"})
+		})
+	}
+}
+
+// TestFullStoreWhileUnpacking: the writer of a layer may never learn that its data was lost, but the commit does.
+func TestFullStoreWhileUnpacking(t *testing.T) {
+	dir := testfs.XFS(t, 512<<20)
+	f := open(t, dir)
+	m := f.prepare("layer", "")
+	empty := fill(t, dir, 8<<20)
+	onHost(t, m, func(dir string) {
+		// Not synced, as containerd doesn't. Whether the write itself fails is a matter of time.
+		_ = os.WriteFile(filepath.Join(dir, "data"), make([]byte, 32<<20), 0o600)
+	})
+	empty() // the room that comes back meanwhile must not hide it
+	wantErr(t, f.Commit(f.ctx, "new", "layer"), errdefs.IsFailedPrecondition, "not clean", "full for a while", f.cfg.StoreDir())
+	if err := f.Remove(f.ctx, "layer"); err != nil {
+		t.Fatal(err)
+	}
+}
