@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
 // Leaks lists what of this stack is on the host although it should be down: processes, mounts, loop devices, sockets.
 func (s *Stack) Leaks() []string {
 	leaks := s.VMLeaks()
-	leaks = append(leaks, s.processes("")...)
+	leaks = append(leaks, s.leakedProcesses("")...)
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for _, line := range strings.Split(string(mounts), "\n") {
 		if strings.Contains(line, s.Dir+"/") || strings.Contains(line, s.Config.RunDir+"/") {
@@ -35,7 +36,7 @@ func (s *Stack) Leaks() []string {
 // VMLeaks lists what is left of machines while the stack runs and no container should: shims, QEMUs, their
 // directories, uid locks and cgroups.
 func (s *Stack) VMLeaks() []string {
-	leaks := append(s.processes("containerd-shim-cube-v2"), s.processes("qemu-system")...)
+	leaks := s.leakedProcesses("containerd-shim-cube-v2", "qemu-system")
 	for _, dir := range []string{s.Config.VMDir(), filepath.Join(s.Config.RunDir, "uids")} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
@@ -59,22 +60,39 @@ func CgroupLeaks(ids ...string) []string {
 	return leaks
 }
 
-// processes lists processes of this stack whose command line holds word.
-func (s *Stack) processes(word string) []string {
-	var found []string
+// Process is a process of the stack.
+type Process struct {
+	PID     int
+	Command string
+}
+
+func (p Process) String() string { return fmt.Sprintf("process %d: %.160s", p.PID, p.Command) }
+
+// Processes lists the stack's processes whose command line holds word.
+func (s *Stack) Processes(word string) []Process {
+	var found []Process
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
-		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil || len(cmdline) == 0 || e.Name() == fmt.Sprint(os.Getpid()) {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		text := strings.ReplaceAll(strings.TrimRight(string(cmdline), "\x00"), "\x00", " ")
+		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		environ, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		name := filepath.Base(s.Dir) // in the paths of the daemons and in the ids of the containers
-		ours := strings.Contains(text, name) || strings.Contains(string(environ), name)
-		if ours && strings.Contains(text, word) {
-			found = append(found, fmt.Sprintf("process %s: %.160s", e.Name(), text))
+		command := strings.ReplaceAll(strings.TrimRight(string(cmdline), "\x00"), "\x00", " ")
+		if (strings.Contains(command, s.Name()) || strings.Contains(string(environ), s.Name())) && strings.Contains(command, word) {
+			found = append(found, Process{pid, command})
 		}
 	}
 	return found
+}
+
+func (s *Stack) leakedProcesses(words ...string) []string {
+	var leaks []string
+	for _, w := range words {
+		for _, p := range s.Processes(w) {
+			leaks = append(leaks, p.String())
+		}
+	}
+	return leaks
 }

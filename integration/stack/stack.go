@@ -35,7 +35,7 @@ type Stack struct {
 // Main is a TestMain: it starts one stack with the demo image for all tests of a package, runs them, takes the stack
 // down and fails when something of it is left. Without the built binaries it says so and runs nothing.
 func Main(m *testing.M, s **Stack) {
-	root, err := repository()
+	root, err := Repository()
 	if err != nil {
 		fmt.Println("SKIP:", err)
 		return
@@ -70,8 +70,8 @@ func run(m *testing.M, root string, s **Stack) int {
 	return code
 }
 
-// repository finds the built binaries and the artefacts.
-func repository() (string, error) {
+// Repository is the directory above the working directory that has go.mod and, below bin/, what make build makes.
+func Repository() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
@@ -220,10 +220,13 @@ func (s *Stack) Run(cmd *exec.Cmd, stdin []byte) Result {
 	return r
 }
 
+// Name is in the ids of the stack's containers and in the paths of its daemons.
+func (s *Stack) Name() string { return filepath.Base(s.Dir) }
+
 // ID makes a container id that is this test's alone; it begins with the stack's name, by which leaks are found.
 func (s *Stack) ID(t testing.TB, name string) string {
 	t.Helper()
-	return filepath.Base(s.Dir) + "-" + name
+	return s.Name() + "-" + name
 }
 
 // PID is the host pid of a container's task, which is its QEMU's.

@@ -1,0 +1,203 @@
+// Command bench measures what a user waits for and what a machine costs, on a stack of its own: `ctr run` beside runc on
+// the same containerd in the same run, exec, cold boot, memory per idle machine, clones of disks. It prints Markdown
+// with the conditions; absolute times mean little on another host, ratios more.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/integration/stack"
+)
+
+func main() {
+	n := flag.Int("n", 20, "how often each thing is measured")
+	idle := flag.Int("idle", 5, "how many idle machines are measured")
+	flag.Parse()
+	if err := run(*n, *idle); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(n, idle int) (err error) {
+	root, err := stack.Repository()
+	if err != nil {
+		return err
+	}
+	started := time.Now()
+	s, err := stack.Start(root)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := s.Stop(); err == nil {
+			err = e
+		}
+	}()
+	up := time.Since(started)
+	if err := s.ImportDemo(); err != nil {
+		return err
+	}
+	b := &bench{Stack: s, n: n}
+	b.conditions()
+	fmt.Printf("\n`cube up` from nothing (store made, accelerator probed, base snapshot booted and saved): %.1f s\n", up.Seconds())
+	for _, step := range []func() error{b.runs, b.execs, b.disks, func() error { return b.memory(idle) }} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type bench struct {
+	*stack.Stack
+	n int
+}
+
+// conditions prints what the figures depend on.
+func (b *bench) conditions() {
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	load, _ := os.ReadFile("/proc/loadavg")
+	model := ""
+	cpuinfo, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(cpuinfo)) {
+		if _, v, ok := strings.Cut(line, "model name\t: "); ok {
+			model = strings.TrimSpace(v)
+			break
+		}
+	}
+	fmt.Printf("Host: %d CPUs (%s), Linux %s, load at the start %s; n = %d.\n",
+		strings.Count(string(cpuinfo), "processor\t:"), model, unix.ByteSliceToString(u.Release[:]), strings.Fields(string(load))[0], b.n)
+	doctor := b.Cube("doctor")
+	for line := range strings.Lines(doctor.Stdout) {
+		for _, word := range []string{"accelerator", "qemu", "QEMU", "guest kernel", "reflink", "containerd"} {
+			if strings.Contains(line, word) {
+				fmt.Printf("    %s\n", strings.TrimSpace(line))
+				break
+			}
+		}
+	}
+}
+
+// sample is a set of durations of one thing.
+type sample []time.Duration
+
+func (s sample) quantile(q float64) time.Duration {
+	sorted := slices.Sorted(slices.Values(s))
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+}
+
+func (s sample) row(name string) string {
+	return fmt.Sprintf("| %s | %.0f | %.0f |", name, ms(s.quantile(0.5)), ms(s.quantile(0.95)))
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// timed runs a command and says how long it took.
+func (b *bench) timed(args ...string) (time.Duration, error) {
+	started := time.Now()
+	r := b.Ctr(args...)
+	return time.Since(started), r.Err
+}
+
+// runs measures `ctr run` of true, a machine and runc in turn.
+func (b *bench) runs() error {
+	log := filepath.Join(b.Config.LogDir(), "containerd.log")
+	if _, err := b.timed(runArgs("io.cube.v2", b.id("warm", 0))...); err != nil {
+		return err
+	}
+	st, err := os.Stat(log)
+	if err != nil {
+		return err
+	}
+	var cube, runc sample
+	for i := range b.n {
+		d, err := b.timed(runArgs("io.cube.v2", b.id("run", i))...)
+		if err != nil {
+			return err
+		}
+		cube = append(cube, d)
+		if d, err = b.timed(runArgs("io.containerd.runc.v2", b.id("runc", i))...); err != nil {
+			return err
+		}
+		runc = append(runc, d)
+	}
+	fmt.Printf("\n### `ctr run --rm` of `true`\n\n| | p50 ms | p95 ms |\n| --- | --- | --- |\n%s\n%s\n\nRatio of the medians: %.1f.\n",
+		cube.row("io.cube.v2, restored from a base snapshot"), runc.row("io.containerd.runc.v2"),
+		ms(cube.quantile(0.5))/ms(runc.quantile(0.5)))
+	return b.stages(log, st.Size())
+}
+
+func runArgs(runtime, id string) []string {
+	return []string{"run", "--rm", "--runtime", runtime, "--snapshotter", "cube", stack.Image, id, "true"}
+}
+
+func (b *bench) id(what string, i int) string { return fmt.Sprintf("%s-%s-%d", b.Name(), what, i) }
+
+// execs measures `ctr task exec` of true in running containers of both runtimes.
+func (b *bench) execs() error {
+	samples := map[string]sample{}
+	runtimes := []string{"io.cube.v2", "io.containerd.runc.v2"}
+	for i, runtime := range runtimes {
+		id := b.id("exec", i)
+		if r := b.Ctr("run", "-d", "--runtime", runtime, "--snapshotter", "cube", stack.Image, id, "sleep", "10000"); r.Err != nil {
+			return r.Err
+		}
+		for k := range b.n {
+			d, err := b.timed("task", "exec", "--exec-id", fmt.Sprint("e", k), id, "true")
+			if err != nil {
+				return err
+			}
+			samples[runtime] = append(samples[runtime], d)
+		}
+		b.remove(id)
+	}
+	fmt.Printf("\n### `ctr task exec` of `true`\n\n| | p50 ms | p95 ms |\n| --- | --- | --- |\n")
+	for _, runtime := range runtimes {
+		fmt.Println(samples[runtime].row(runtime))
+	}
+	return nil
+}
+
+func (b *bench) remove(id string) {
+	b.Ctr("task", "rm", "-f", id)
+	b.Ctr("container", "rm", id)
+}
+
+// disks measures preparing a container's root from the image, beside overlayfs.
+func (b *bench) disks() error {
+	key := ""
+	r := b.Ctr("snapshots", "--snapshotter", "cube", "ls")
+	for line := range strings.Lines(r.Stdout) {
+		if f := strings.Fields(line); len(f) > 0 && f[len(f)-1] == "Committed" {
+			key = f[0]
+		}
+	}
+	if key == "" {
+		return fmt.Errorf("no committed snapshot: %s", r.Stdout)
+	}
+	var prepare, remove sample
+	for i := range b.n {
+		name := b.id("disk", i)
+		d, err := b.timed("snapshots", "--snapshotter", "cube", "prepare", name, key)
+		if err != nil {
+			return err
+		}
+		prepare = append(prepare, d)
+		if d, err = b.timed("snapshots", "--snapshotter", "cube", "rm", name); err != nil {
+			return err
+		}
+		remove = append(remove, d)
+	}
+	fmt.Printf("\n### Disk clone, as `ctr snapshots`\n\n| | p50 ms | p95 ms |\n| --- | --- | --- |\n%s\n%s\n", prepare.row("prepare"), remove.row("rm"))
+	return nil
+}
