@@ -3,6 +3,7 @@ module github.com/cubesandbox/cube
 go 1.26.6
 
 require (
+	github.com/Microsoft/hcsshim v0.15.0-rc.4
 	github.com/cavaliergopher/cpio v1.0.1
 	github.com/containerd/cgroups/v3 v3.1.3
 	github.com/containerd/console v1.0.5
@@ -34,7 +35,6 @@ require (
 
 require (
 	github.com/Microsoft/go-winio v0.6.3-0.20251027160822-ad3df93bed29 // indirect
-	github.com/Microsoft/hcsshim v0.15.0-rc.4 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/cilium/ebpf v0.17.3 // indirect
 	github.com/containerd/go-runc v1.2.1 // indirect

@@ -11,17 +11,15 @@ results=()
 
 # suite NAME GO-TEST-ARGUMENTS…
 suite() {
-	local name=$1 start=$SECONDS ticker verdict=ok
+	local name=$1 start=$SECONDS verdict=ok
 	shift
 	say "suite $name"
-	TICK=60 tick "suite $name" $$ &
-	ticker=$!
+	TICK=60 start_ticker "suite $name"
 	if ! go test "$@"; then
 		verdict=FAILED
 		failed=$((failed + 1))
 	fi
-	kill "$ticker" 2>/dev/null || true
-	wait "$ticker" 2>/dev/null || true
+	stop_ticker
 	results+=("$(printf '%-40s %-6s %5d s' "$name" "$verdict" "$((SECONDS - start))")")
 }
 

@@ -31,12 +31,11 @@ fail() {
 # all, and a line every now and then while it takes longer than 5 s. When it fails, prints the end of the log (STEP_TAIL
 # lines) and exits.
 step() {
-	local what=$1 log start=$SECONDS ticker rc
+	local what=$1 log start=$SECONDS rc
 	shift
 	mkdir -p "$CUBE_CACHE/log"
 	log=$CUBE_CACHE/log/${what//[^a-zA-Z0-9.]/-}.log
-	tick "$what" $$ &
-	ticker=$!
+	start_ticker "$what"
 	set +e
 	(
 		set -e
@@ -44,8 +43,7 @@ step() {
 	) >"$log" 2>&1
 	rc=$?
 	set -e
-	kill "$ticker" 2>/dev/null || true
-	wait "$ticker" 2>/dev/null || true
+	stop_ticker
 	if [ "$rc" -ne 0 ]; then
 		tail -n "${STEP_TAIL:-15}" "$log" | sed 's/^/    /' >&2
 		fail "$what failed (exit $rc): $(cause "$log"). The whole log: $log"
@@ -53,13 +51,29 @@ step() {
 	[ "$SECONDS" -eq "$start" ] || say "  $what: $((SECONDS - start)) s"
 }
 
-# tick WHAT PID: says that WHAT goes on, after 5 s and then every 15 s (or TICK), until it is killed or PID is gone. It
-# sleeps in read, not in a child process that would outlive it.
+# start_ticker WHAT: says that WHAT goes on, after 5 s and then every 15 s (or TICK), until stop_ticker or the script's end.
+ticker=
+start_ticker() {
+	tick "$1" $$ &
+	ticker=$!
+}
+
+stop_ticker() {
+	[ -n "$ticker" ] || return 0
+	kill "$ticker" 2>/dev/null || true
+	wait "$ticker" 2>/dev/null || true
+	ticker=
+}
+trap stop_ticker EXIT
+
+# tick WHAT PID: sleeps in read, not in a child process, which would outlive it.
 tick() {
 	local waited=0 interval=5 gate
+	trap - EXIT
 	exec {gate}<> <(:)
-	while kill -0 "$2" 2>/dev/null; do
+	while true; do
 		read -rt "$interval" -u "$gate" || true
+		kill -0 "$2" 2>/dev/null || return 0
 		waited=$((waited + interval))
 		interval=${TICK:-15}
 		say "  $1 … $waited s"

@@ -21,5 +21,13 @@ for p in "${packages[@]}"; do
 	grep -qxF "$p" <<<"$installed" || missing+=("$p")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
+
+# An installation that was killed has to be finished before another one.
+install() {
+	with_update apt_get install -y --no-install-recommends "$@" && return
+	dpkg --configure -a
+	apt_get install -y --no-install-recommends "$@"
+}
+
 need_root "the installation of ${missing[*]}"
-step "Debian packages" with_update apt_get install -y --no-install-recommends "${missing[@]}"
+step "Debian packages" install "${missing[@]}"

@@ -29,6 +29,7 @@ check() {
 check
 lock
 start=$SECONDS
+[ -z "${CUBE_UPDATE:-}" ] || step "package lists" apt_get update
 "$here/packages.sh"
 "$here/tools.sh" run
 "$here/build.sh"
