@@ -144,7 +144,7 @@ func imageCommand() *cli.Command {
 				Name:      "import",
 				Usage:     "take images from a Docker or OCI archive; - is stdin",
 				ArgsUsage: "FILE|-",
-				Flags:     []cli.Flag{&cli.StringFlag{Name: "name", Usage: "what the image is called (default: what the archive says)"}},
+				Flags:     []cli.Flag{&cli.StringFlag{Name: "name", Usage: "a name for the image, beside those that the archive has"}},
 				Action:    withClient(importAction),
 			},
 			{

@@ -116,7 +116,7 @@ func newApp() *cli.App {
 			return cli.ShowAppHelp(c)
 		},
 		Commands: []*cli.Command{
-			upCommand(), downCommand(), doctorCommand(),
+			upCommand(), downCommand(), statusCommand(), doctorCommand(),
 			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(),
 		},
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
@@ -54,6 +55,10 @@ func Connect(ctx context.Context, cfg *config.Config) (*Client, error) {
 		return nil, fmt.Errorf("connect to containerd at %s: %w", address, err)
 	}
 	conn.Close()
+	// Where the library mounts a fresh disk to look users up; `cube down` unmounts what a kill leaves there.
+	if err := mount.SetTempMountLocation(MountDir(cfg)); err != nil {
+		return nil, fmt.Errorf("make the directory for mounts: %w", err)
+	}
 	c, err := client.New(address, client.WithDefaultNamespace(cfg.Containerd.Namespace), client.WithDefaultRuntime(Runtime))
 	if err != nil {
 		return nil, fmt.Errorf("connect to containerd at %s: %w", address, err)
@@ -138,6 +143,9 @@ func (c *Client) reconnect(ctx context.Context) error {
 
 // fifoDir is where the pipes of attached processes are.
 func (c *Client) fifoDir() string { return filepath.Join(c.cfg.RunDir, "fifo") }
+
+// MountDir is where disks are mounted for a moment.
+func MountDir(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "mounts") }
 
 // LogPath is the file that takes the output of a detached container.
 func LogPath(cfg *config.Config, id string) string {

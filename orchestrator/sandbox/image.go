@@ -75,7 +75,7 @@ func (c *Client) ensure(ctx context.Context, ref string, p Progress) (client.Ima
 	}
 	img, err = c.pull(ctx, name, PullOptions{Progress: p})
 	if err != nil {
-		return nil, fmt.Errorf("image %s isn't here: %w", name, err)
+		return nil, fmt.Errorf("the image isn't here: %w", err)
 	}
 	return img, nil
 }
@@ -175,7 +175,7 @@ func pullCause(err error) string {
 
 // ImportOptions say how to import.
 type ImportOptions struct {
-	// Name is given to the archive's image; "" takes the names that the archive has.
+	// Name is given to the archive's image beside the names that the archive has, which may be none.
 	Name     string
 	Progress Progress
 }
@@ -195,7 +195,7 @@ func (c *Client) Import(ctx context.Context, r io.Reader, o ImportOptions) ([]st
 		if err != nil {
 			return nil, err
 		}
-		opts = append(opts, client.WithIndexName(name), client.WithImageRefTranslator(func(string) string { return "" }))
+		opts = append(opts, client.WithIndexName(name))
 	}
 	stop := o.Progress.step("importing")
 	imgs, err := c.ctrd.Import(ctx, plain, opts...)

@@ -114,7 +114,13 @@ func withUser(user string) oci.SpecOpts {
 			return nil
 		}
 	}
-	return oci.WithUser(user)
+	return func(ctx context.Context, c oci.Client, r *containers.Container, s *oci.Spec) error {
+		err := oci.WithUser(user)(ctx, c, r, s)
+		if errors.Is(err, oci.ErrNoUsersFound) || errors.Is(err, oci.ErrNoGroupsFound) {
+			return fmt.Errorf("user %q isn't in the image", user)
+		}
+		return err
+	}
 }
 
 // numericUser parses uid:gid. Root needs no look-up either.

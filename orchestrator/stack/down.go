@@ -89,6 +89,7 @@ func (d *downer) clear(ctx context.Context) error {
 	} else if err := d.stopSandboxes(ctx); err != nil {
 		errs = append(errs, fmt.Errorf("sandboxes of an existing containerd may still run: %w", err))
 	}
+	errs = append(errs, unmountBelow(sandbox.MountDir(d.cfg)))
 	if d.cfg.Containerd.Address == "" {
 		errs = append(errs, unmountBelow(filepath.Join(d.cfg.StateDir, "containerd")), unmountBelow(containerdState(d.cfg)))
 	}
@@ -107,7 +108,7 @@ func (d *downer) clear(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	for _, dir := range []string{containerdState(d.cfg), filepath.Join(d.cfg.RunDir, "shim"), filepath.Join(d.cfg.RunDir, "fifo")} {
+	for _, dir := range []string{containerdState(d.cfg), filepath.Join(d.cfg.RunDir, "shim"), filepath.Join(d.cfg.RunDir, "fifo"), sandbox.MountDir(d.cfg)} {
 		errs = append(errs, os.RemoveAll(dir))
 	}
 	return errors.Join(errs...)

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	introspection "github.com/containerd/containerd/api/services/introspection/v1"
-	rpc "google.golang.org/genproto/googleapis/rpc/status"
 	"golang.org/x/sys/unix"
+	rpc "google.golang.org/genproto/googleapis/rpc/status"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/snapshotter"
