@@ -85,8 +85,12 @@ func (c *container) readEvents(ctx context.Context) {
 			after, broken = e.Sequence, 0
 			c.event(e, &lastOOM)
 		}
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return
+		case <-c.vm.guest.Done(): // which follow hears of, too
+			return
+		default:
 		}
 		c.log.Warn("the agent's stream of events broke", "error", err)
 	}

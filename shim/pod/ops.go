@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cubesandbox/cube/guest-agent/api"
+	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/shim/hooks"
 	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/shim/stdio"
@@ -178,6 +179,10 @@ func (p *Pod) Kill(ctx context.Context, id, execID string, signal uint32, all bo
 	_, err = c.vm.guest.SignalProcess(ctx, &api.SignalProcessRequest{Id: id, ExecId: execID, Signal: signal, All: all})
 	if ends && errors.Is(err, context.DeadlineExceeded) {
 		c.vm.kill("its agent doesn't answer a SIGKILL for " + t.name())
+		return nil
+	}
+	if errors.Is(err, guest.ErrGone) {
+		// The machine has ended with the answer under way, as it does soon after its last process: this one has, too.
 		return nil
 	}
 	if err != nil {

@@ -17,6 +17,9 @@ type input struct {
 	mu sync.Mutex
 	// w keeps the fifo from being at its end while clients come and go; closed by finish.
 	w *os.File
+	// to is the stream, closed only by close: the guest must find it there even if its end came before the process.
+	to    Stream
+	ended bool
 }
 
 func openInput(uri string) (*input, error) {
@@ -43,13 +46,22 @@ func openInput(uri string) (*input, error) {
 
 // copyTo copies until the input's end, or until the process reads no more.
 func (in *input) copyTo(st Stream) {
-	defer in.close()
-	defer st.Close()
+	in.mu.Lock()
+	in.to = st
+	ended := in.ended
+	in.mu.Unlock()
+	if ended {
+		st.Close()
+		return
+	}
 	_, err := io.CopyBuffer(onlyWriter{st}, onlyReader{in.r}, make([]byte, copyBuffer))
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// finish was called: what a client wrote before that is in the fifo now, also if the client still has it open.
 		io.CopyBuffer(onlyWriter{st}, nowReader{in.r}, make([]byte, copyBuffer)) //nolint:errcheck // either end may go at any time
 	}
+	st.CloseWrite() //nolint:errcheck // fails for a stream that has gone, and its process with it
+	in.finish()
+	in.r.Close() // clients learn that nobody reads any more
 }
 
 // finish lets the input end after what is in the fifo.
@@ -68,6 +80,13 @@ func (in *input) finish() {
 func (in *input) close() {
 	in.finish()
 	in.r.Close()
+	in.mu.Lock()
+	to := in.to
+	in.ended = true
+	in.mu.Unlock()
+	if to != nil {
+		to.Close()
+	}
 }
 
 // nowReader reads what is there and is at its end when nothing is.

@@ -28,8 +28,11 @@ type Config struct {
 	Terminal bool
 }
 
-// Stream leads to a process in the guest. After Close, what was written still arrives, and then its end.
-type Stream = io.ReadWriteCloser
+// Stream leads to a process in the guest. After CloseWrite, what was written still arrives, and then its end.
+type Stream interface {
+	io.ReadWriteCloser
+	CloseWrite() error
+}
 
 // Streams are a process's; nil where the Config names nothing.
 type Streams struct{ Stdin, Stdout, Stderr Stream }

@@ -1,0 +1,183 @@
+// Package fake has a machine and an agent that live in the test's own process, behind the same interfaces and the same
+// multiplexed channel as the real ones. Programs in it are a handful of made-up commands; see program.go.
+package fake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/vmm"
+)
+
+// Launcher makes machines in this process.
+type Launcher struct {
+	// Fail, if set, is what Launch returns.
+	Fail error
+	// Disks, if set, is called for each disk that is plugged in.
+	Disks func(vmm.Disk) error
+
+	mu       sync.Mutex
+	machines []*Machine
+}
+
+// Launch implements vmm.Launcher.
+func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (vmm.Machine, error) {
+	if l.Fail != nil {
+		os.RemoveAll(r.Dir)
+		return nil, l.Fail
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	host, guest, err := pair()
+	if err != nil {
+		return nil, err
+	}
+	m := &Machine{Request: r, launcher: l, conn: host, far: guest, done: make(chan struct{}), serials: map[string]bool{}}
+	m.Guest = newAgent(m)
+	go m.Guest.serve(guest)
+	l.mu.Lock()
+	l.machines = append(l.machines, m)
+	l.mu.Unlock()
+	return m, nil
+}
+
+// pair is a connection with both its ends.
+func pair() (a, b net.Conn, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	conns := make([]net.Conn, 2)
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "agent channel")
+		defer f.Close()
+		if conns[i], err = net.FileConn(f); err != nil {
+			return nil, nil, err
+		}
+	}
+	return conns[0], conns[1], nil
+}
+
+// Last is the machine made last.
+func (l *Launcher) Last() *Machine {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.machines[len(l.machines)-1]
+}
+
+// All are the machines made so far.
+func (l *Launcher) All() []*Machine {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]*Machine(nil), l.machines...)
+}
+
+// Machine is one.
+type Machine struct {
+	vmm.Request
+	Guest    *Agent
+	launcher *Launcher
+	conn     net.Conn
+	far      net.Conn
+	once     sync.Once
+	done     chan struct{}
+
+	mu      sync.Mutex
+	err     error
+	serials map[string]bool
+	stops   int
+}
+
+var _ vmm.Machine = (*Machine)(nil)
+
+// Shape implements vmm.Machine.
+func (m *Machine) Shape() vmm.Shape { return m.Request.Shape }
+
+// PID implements vmm.Machine: the test's own, which lives.
+func (m *Machine) PID() int { return os.Getpid() }
+
+// Agent implements vmm.Machine.
+func (m *Machine) Agent() net.Conn { return m.conn }
+
+// AddDisk implements vmm.Machine.
+func (m *Machine) AddDisk(_ context.Context, d vmm.Disk) error {
+	if m.launcher.Disks != nil {
+		if err := m.launcher.Disks(d); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.serials[d.Serial] {
+		return fmt.Errorf("disk %s is plugged in already", d.Serial)
+	}
+	m.serials[d.Serial] = true
+	return nil
+}
+
+func (m *Machine) hasDisk(serial string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.serials[serial]
+}
+
+// RemoveDisk implements vmm.Machine.
+func (m *Machine) RemoveDisk(context.Context, string) error { return errors.New("not used") }
+
+// Pause implements vmm.Machine.
+func (m *Machine) Pause(context.Context) error { return errors.New("not used") }
+
+// Resume implements vmm.Machine.
+func (m *Machine) Resume(context.Context) error { return errors.New("not used") }
+
+// Console implements vmm.Machine.
+func (m *Machine) Console() []byte { return []byte("console") }
+
+// Done implements vmm.Machine.
+func (m *Machine) Done() <-chan struct{} { return m.done }
+
+// Err implements vmm.Machine.
+func (m *Machine) Err() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// Crash ends the machine as if by itself.
+func (m *Machine) Crash(reason string) { m.end(&vmm.DeathError{Reason: reason, Console: "last words"}) }
+
+// Stop implements vmm.Machine.
+func (m *Machine) Stop(context.Context) error {
+	m.end(nil)
+	m.mu.Lock()
+	m.stops++
+	m.mu.Unlock()
+	return os.RemoveAll(m.Request.Dir)
+}
+
+// Stopped tells whether Stop was called.
+func (m *Machine) Stopped() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stops > 0
+}
+
+func (m *Machine) end(err error) {
+	m.once.Do(func() {
+		m.mu.Lock()
+		m.err = err
+		m.mu.Unlock()
+		far := m.far.(*net.UnixConn)
+		far.CloseRead()  //nolint:errcheck // for the ends to read EOF; serve closes it
+		far.CloseWrite() //nolint:errcheck // the same
+		m.Guest.die()
+		close(m.done)
+	})
+}
