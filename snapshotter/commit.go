@@ -55,7 +55,7 @@ func (s *Snapshotter) commit(ctx context.Context, name, key string, opts []snaps
 		return err
 	}
 	err = s.meta.WithTransaction(ctx, true, func(ctx context.Context) error {
-		id, err := storage.CommitActive(ctx, key, name, usage, opts...)
+		id, err := storage.CommitActive(ctx, key, name, usage, inheritSize(opts, info.Labels, r.info.Labels)...)
 		if err == nil && id != r.id {
 			err = errdefs.ErrUnavailable.WithMessage("it was replaced meanwhile; try again")
 		}

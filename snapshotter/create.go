@@ -47,6 +47,7 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 			if size, err = s.diskSize(info.Labels, p); err != nil {
 				return nil, err
 			}
+			opts = inheritSize(opts, info.Labels, p.labels)
 		}
 		if file, err = s.makeImage(ctx, p, size); err != nil {
 			return nil, err

@@ -3,6 +3,7 @@ package snapshotter
 import (
 	"fmt"
 
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/docker/go-units"
 
@@ -10,9 +11,8 @@ import (
 )
 
 // SizeLabel is how large a root disk is, like "20GiB" or "512m". containerd passes labels with this prefix on: from
-// `ctr run --snapshotter-label`, a client's WithNewSnapshot, or an annotation of an image's layer. A disk can be larger
-// than its parent's, not smaller. Without the label it is as large as its parent's if that has one, else at least
-// store.disk_size.
+// `ctr run --snapshotter-label`, a client's WithNewSnapshot, or an annotation of an image's first layer. A disk can be
+// larger than its parent's, not smaller. Children inherit the label; without one, a disk has at least store.disk_size.
 const SizeLabel = "containerd.io/snapshot/cube.size"
 
 // sizeStep is what disk sizes are multiples of, in bytes.
@@ -41,4 +41,13 @@ func (s *Snapshotter) diskSize(labels map[string]string, p parentImage) (int64, 
 			units.BytesSize(float64(p.size))))
 	}
 	return size, nil
+}
+
+// inheritSize adds the label of the snapshot that another one comes from, unless that one has its own.
+func inheritSize(opts []snapshots.Opt, own, from map[string]string) []snapshots.Opt {
+	size, ok := from[SizeLabel]
+	if _, has := own[SizeLabel]; has || !ok {
+		return opts
+	}
+	return append(opts[:len(opts):len(opts)], snapshots.WithLabels(map[string]string{SizeLabel: size}))
 }

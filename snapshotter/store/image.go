@@ -73,6 +73,7 @@ func makeImage(ctx context.Context, cfg *config.Config, log *slog.Logger) (err e
 	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
 		return fmt.Errorf("allocate %s: %w", tmp, err)
 	}
+	killpoint("allocated")
 	// -K: no discard, which would give the allocated blocks back. Sectors of 4 KiB suit direct I/O on the loop device.
 	if err := run(ctx, "mkfs.xfs", "-q", "-f", "-K", "-s", "size=4096", "-m", "reflink=1", "-L", "cube-store", tmp); err != nil {
 		return err

@@ -57,6 +57,7 @@ func Ensure(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Store
 		if err := mountImage(l); err != nil {
 			return nil, err
 		}
+		killpoint("mounted")
 		u.Push(func() error { return unix.Unmount(l.dir, 0) })
 	}
 	if err := settle(ctx, cfg, log, l); err != nil {
