@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,12 +37,42 @@ func KHz() (int, error) {
 	if c1 <= c0 || t1 <= t0 {
 		return 0, errors.New("the time stamp counter does not advance")
 	}
-	khz := math.Round(float64(c1-c0) / float64(t1-t0) * 1e6)
-	if khz < 1e5 || khz > 2e7 { // 100 MHz to 20 GHz
-		return 0, fmt.Errorf("the time stamp counter runs at an unlikely %.0f kHz", khz)
+	khz := int(math.Round(float64(c1-c0) / float64(t1-t0) * 1e6))
+	if !plausible(khz) {
+		return 0, fmt.Errorf("the time stamp counter runs at an unlikely %d kHz", khz)
 	}
-	return int(khz), nil
+	return khz, nil
 }
+
+// Cached is KHz, once per boot of the host: the result is kept in the file at path.
+func Cached(path string) (int, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return 0, err
+	}
+	var keptBoot string
+	var khz int
+	if b, err := os.ReadFile(path); err == nil {
+		if n, _ := fmt.Sscan(string(b), &keptBoot, &khz); n == 2 && keptBoot == strings.TrimSpace(string(boot)) && plausible(khz) {
+			return khz, nil
+		}
+	}
+	if khz, err = KHz(); err != nil {
+		return 0, err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".tsc-*")
+	if err != nil {
+		return 0, err
+	}
+	_, err = fmt.Fprintf(tmp, "%s %d\n", strings.TrimSpace(string(boot)), khz)
+	if err := errors.Join(err, tmp.Close()); err != nil {
+		return 0, errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return khz, os.Rename(tmp.Name(), path)
+}
+
+// plausible is 100 MHz to 20 GHz.
+func plausible(khz int) bool { return khz > 1e5 && khz < 2e7 }
 
 // sample reads counter and clock together: of several attempts, the one with the least time between two reads of the
 // counter, so that an interrupt in between does no harm.

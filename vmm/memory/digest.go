@@ -130,40 +130,39 @@ func Digest(f *os.File, size int64) (string, error) {
 	return d.String(), err
 }
 
-// pageRuns calls do with each run of pages that aren't zero, and with each that are.
-func pageRuns(off int64, chunk []byte, do func(off int64, run []byte, zero bool) error) error {
-	for len(chunk) > 0 {
-		zero := isZero(chunk[:min(pageSize, len(chunk))])
-		n := 0
-		for n < len(chunk) && isZero(chunk[n:min(n+pageSize, len(chunk))]) == zero {
-			n = min(n+pageSize, len(chunk))
+// dataRuns calls do with each run of pages that aren't zero.
+func dataRuns(off int64, chunk []byte, do func(off int64, run []byte) error) error {
+	for at := 0; at < len(chunk); {
+		start := at
+		for at < len(chunk) && !isZero(chunk[at:min(at+pageSize, len(chunk))]) {
+			at = min(at+pageSize, len(chunk))
 		}
-		if err := do(off, chunk[:n], zero); err != nil {
+		if at == start {
+			at += pageSize
+			continue
+		}
+		if err := do(off+int64(start), chunk[start:at]); err != nil {
 			return err
 		}
-		off, chunk = off+int64(n), chunk[n:]
 	}
 	return nil
 }
 
-// Sparsify gives the blocks behind zero pages back to the file system and returns the memory's digest.
-func Sparsify(f *os.File, size int64) (digest string, err error) {
+// Copy copies a memory of that size to dst, which is empty, and returns its digest. Zero pages become holes.
+func Copy(dst, src *os.File, size int64) (digest string, err error) {
+	if err := dst.Truncate(size); err != nil {
+		return "", fmt.Errorf("copy the memory: %w", err)
+	}
 	d := newDigester(size)
-	err = forEachChunk(f, size, func(off int64, chunk []byte) error {
+	err = forEachChunk(src, size, func(off int64, chunk []byte) error {
 		d.add(off, chunk)
-		return pageRuns(off, chunk, func(off int64, run []byte, zero bool) error {
-			if !zero {
-				return nil
-			}
-			err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, int64(len(run)))
-			if errors.Is(err, unix.EOPNOTSUPP) { // it only costs space
-				return nil
-			}
+		return dataRuns(off, chunk, func(off int64, run []byte) error {
+			_, err := dst.WriteAt(run, off)
 			return err
 		})
 	})
 	if err != nil {
-		return "", fmt.Errorf("dig holes into %s: %w", f.Name(), err)
+		return "", fmt.Errorf("copy the memory: %w", err)
 	}
 	return d.String(), nil
 }

@@ -23,27 +23,25 @@ func Seal(src *os.File, size int64) (_ *os.File, digest string, err error) {
 			_ = f.Close()
 		}
 	}()
-	if err := f.Truncate(size); err != nil {
+	if digest, err = Copy(f, src, size); err != nil {
 		return nil, "", err
-	}
-	d := newDigester(size)
-	err = forEachChunk(src, size, func(off int64, chunk []byte) error {
-		d.add(off, chunk)
-		return pageRuns(off, chunk, func(off int64, run []byte, zero bool) error {
-			if zero {
-				return nil
-			}
-			_, err := f.WriteAt(run, off)
-			return err
-		})
-	})
-	if err != nil {
-		return nil, "", fmt.Errorf("copy the memory: %w", err)
 	}
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
 		return nil, "", fmt.Errorf("seal the memory: %w", err)
 	}
-	return f, d.String(), nil
+	return f, digest, nil
+}
+
+// Scratch is an empty memory of that size, for a machine that is to fill it.
+func Scratch(size int64) (*os.File, error) {
+	f, err := memfd("guest memory")
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Truncate(size); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 func memfd(name string) (*os.File, error) {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -178,7 +179,8 @@ func obey(args []string) (string, error) {
 		n, _ := strconv.Atoi(arg(1))
 		for range n {
 			go func() {
-				for { //nolint:revive // this is the point
+				for n := int64(0); ; n++ {
+					spun.Store(n)
 				}
 			}()
 		}
@@ -197,7 +199,10 @@ func obey(args []string) (string, error) {
 	return "", fmt.Errorf("unknown command %q", args[0])
 }
 
-var hoard [][]byte
+var (
+	hoard [][]byte
+	spun  atomic.Int64
+)
 
 func onDisk(serial string, flags int, do func(*os.File) (string, error)) (string, error) {
 	dev, err := until(func() (string, error) { return findDisk(serial) })
