@@ -28,10 +28,10 @@ fail() {
 }
 
 # step WHAT COMMAND…: runs the command with its output in a log file. Prints how long it took, unless that is no time at
-# all, and a line every now and then while it takes longer than 5 s. When it fails, prints the end of the log (STEP_TAIL
-# lines) and exits.
+# all, and a line every now and then while it takes longer than 5 s. When it fails, exits with a line that says why; where
+# the cause isn't known, the end of the log (STEP_TAIL lines) stands before it.
 step() {
-	local what=$1 log start=$SECONDS rc
+	local what=$1 log start=$SECONDS rc why
 	shift
 	mkdir -p "$CUBE_CACHE/log"
 	log=$CUBE_CACHE/log/${what//[^a-zA-Z0-9.]/-}.log
@@ -45,8 +45,9 @@ step() {
 	set -e
 	stop_ticker
 	if [ "$rc" -ne 0 ]; then
-		tail -n "${STEP_TAIL:-15}" "$log" | sed 's/^/    /' >&2
-		fail "$what failed (exit $rc): $(cause "$log"). The whole log: $log"
+		why=$(cause "$log")
+		[ -n "$why" ] || tail -n "${STEP_TAIL:-15}" "$log" | sed 's/^/    /' >&2
+		fail "$what failed (exit $rc): ${why:-see above}. The whole log: $log"
 	fi
 	[ "$SECONDS" -eq "$start" ] || say "  $what: $((SECONDS - start)) s"
 }
@@ -80,20 +81,28 @@ tick() {
 	done
 }
 
-# cause LOG: what most likely went wrong, and the way out.
+# cause LOG: what went wrong, and the way out, if that can be told.
 cause() {
+	local dir
+	# A log on a full disk may say nothing.
+	for dir in "$CUBE_CACHE" "$CUBE_ARTEFACTS"; do
+		if [ -d "$dir" ] && [ "$(free_mib "$dir")" -lt 16 ]; then
+			echo "the disk with $dir is full; free some space and run the same command again"
+			return
+		fi
+	done
 	if grep -qi 'no space left on device' "$1"; then
-		echo "the disk is full; free some space and run the same command again"
+		echo "a disk is full; free some space and run the same command again"
 	elif grep -qiE 'temporary failure (in name )?resolv|could not resolve|no such host|network is unreachable|connection (refused|timed out)|failed to fetch|i/o timeout' "$1"; then
 		echo "a package server can't be reached; check the network (and proxy settings) and run the same command again"
 	elif grep -qiE 'could not get lock|unable to (lock|acquire)' "$1"; then
 		echo "another package manager is running; run the same command again when it has finished"
-	elif grep -qiE 'unable to locate package|has no installation candidate|is not available' "$1"; then
-		echo "a Debian package isn't to be had; check /etc/apt/sources.list (main of Debian 12) and run the same command again"
-	else
-		tail -n 1 "$1"
+	elif grep -qiE 'unable to locate package|has no installation candidate' "$1"; then
+		echo "a Debian package isn't to be had; check that /etc/apt has Debian's main section and run the same command again"
 	fi
 }
+
+free_mib() { df --output=avail -BM "$1" | tail -n 1 | tr -dc 0-9; }
 
 # key FILE-OR-WORD…: one word for their content.
 key() {

@@ -21,7 +21,7 @@ check() {
 	for dir in "$CUBE_CACHE" "$CUBE_ARTEFACTS" "$(go env GOCACHE)"; do
 		mkdir -p "$dir"
 		# Measured: 1 GiB each for the cache, and 3 GiB for Go's build cache with its modules.
-		free=$(df --output=avail -BM "$dir" | tail -n 1 | tr -dc 0-9)
+		free=$(free_mib "$dir")
 		[ "$free" -ge 4096 ] || fail "$dir has $free MiB free; set-up needs 4096. Free some space or set CUBE_CACHE, CUBE_ARTEFACTS or GOCACHE to a larger disk"
 	done
 }
