@@ -105,7 +105,7 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 // claim makes the directories and takes the run directory for this process.
 func (s *stack) claim() error {
 	for _, dir := range []string{s.cfg.StateDir, s.cfg.RunDir} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make directory: %w", err)
 		}
 	}
