@@ -55,8 +55,11 @@ type Disk struct {
 
 // Launcher makes machines.
 type Launcher interface {
-	// Launch returns a running machine whose agent channel is open and whose guest has answered once, or an error
-	// that says what failed at which stage (*BootError when the guest didn't come up). On error nothing is left.
+	// Launch returns a running machine whose agent channel is open, or an error that says what failed at which stage
+	// (*BootError when the guest or QEMU didn't come up, *LimitError for a shape that isn't possible). The guest has
+	// answered once in the life that the machine continues, but nobody has used this channel yet: what comes first may
+	// be the rest of a talk with somebody else, and whether the guest is alive shows when it answers. The first machine
+	// of a shape takes as long as a boot. On error nothing is left, r.Dir included.
 	Launch(ctx context.Context, r Request) (Machine, error)
 }
 
@@ -84,7 +87,8 @@ type Machine interface {
 	Console() []byte
 	// Done is closed once, when the machine has ended and its process has been reaped.
 	Done() <-chan struct{}
-	// Err says why the machine ended: nil before Done is closed and after Stop, otherwise a *DeathError.
+	// Err says why the machine ended: nil before Done is closed and when Stop has ended it (or was waiting for its
+	// end), otherwise a *DeathError.
 	Err() error
 	// Stop ends the machine: it waits until ctx's deadline for a guest that is powering itself off, then ends it
 	// with QMP quit, then with SIGKILL, and frees all that Launch acquired, r.Dir included. Idempotent; nil when
@@ -120,4 +124,14 @@ func withConsole(msg, console string) string {
 		return msg
 	}
 	return msg + "; console: " + console
+}
+
+// LimitError is a request for more, or less, than this host's configuration allows.
+type LimitError struct {
+	What            string // "vCPUs", "MiB of memory"
+	Asked, Min, Max int
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("%d %s asked for, but %d to %d are possible here", e.Asked, e.What, e.Min, e.Max)
 }

@@ -79,12 +79,14 @@ func (p *Pool) Hold(ctx context.Context, key string, size int64, copy func() (*o
 
 const lockFile = ".lock"
 
-// InUse tells whether any living process holds the memory of that key.
-func (p *Pool) InUse(key string) bool {
-	dir := filepath.Join(p.dir, key)
-	for _, h := range holders(dir) {
-		if h.Alive() {
-			return true
+// InUse tells whether any living process holds a memory whose key begins with prefix.
+func (p *Pool) InUse(prefix string) bool {
+	dirs, _ := filepath.Glob(filepath.Join(p.dir, prefix+"*"))
+	for _, dir := range dirs {
+		for _, h := range holders(dir) {
+			if h.Alive() {
+				return true
+			}
 		}
 	}
 	return false

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/internal/testguest"
+	"github.com/cubesandbox/cube/vmm/memory"
 	"github.com/cubesandbox/cube/vmm/qemu"
 )
 
@@ -63,6 +65,11 @@ func spec(t testing.TB, cfg *config.Config, id string) *qemu.Spec {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	scratch, err := memory.Scratch(256 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { scratch.Close() })
 	guest := cfg.GuestDir()
 	return &qemu.Spec{
 		ID:      id,
@@ -70,7 +77,7 @@ func spec(t testing.TB, cfg *config.Config, id string) *qemu.Spec {
 		QEMU:    cfg.QEMUDir(),
 		Shape:   vmm.Shape{VCPUs: 1, MemoryMiB: 256},
 		Accel:   accel.TCG,
-		Memory:  sparse(t, 256<<20),
+		Memory:  scratch,
 		Share:   true,
 		Modules: open(t, filepath.Join(guest, "modules.img")),
 		Boot: &qemu.Boot{
@@ -110,4 +117,13 @@ func TestBoot(t *testing.T) {
 	m, g := start(t, cfg, spec(t, cfg, "boot"))
 	t.Log(g.Must(t, cfg, "memory"), g.Must(t, cfg, "disk modules"), g.Must(t, cfg, "cpus"), g.Must(t, cfg, "nics"))
 	t.Logf("%s", m.Console())
+}
+
+func mustAtoi(t testing.TB, s string) int {
+	t.Helper()
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }

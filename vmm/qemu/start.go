@@ -41,7 +41,8 @@ type Spec struct {
 	CPULimit float64
 	NetNS    string
 	Accel    accel.Kind
-	// Memory is a file of the shape's size; for a machine that shares it, the file must be its alone.
+	// Memory is a file of the shape's size that any uid may open (memory.Scratch, or a sealed one). For a machine that
+	// shares it, it must be the machine's alone.
 	Memory *os.File
 	Share  bool
 	// Modules is the image of the guest's kernel modules, opened for reading.
@@ -106,7 +107,7 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	if cmd.Root, err = filepath.EvalSymlinks(s.QEMU); err != nil {
 		return nil, errors.Join(fmt.Errorf("QEMU is missing: %w; run the set-up (make run)", err), ch.closeGuest())
 	}
-	if cmd.Argv, err = s.descriptors(cmd, ch, uid); err != nil {
+	if cmd.Argv, err = s.descriptors(cmd, ch); err != nil {
 		return nil, errors.Join(err, ch.closeGuest())
 	}
 	proc, err := cmd.Start(func(pid int) error {
@@ -132,7 +133,7 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 }
 
 // descriptors hands files over to the jail and returns the command line that names them.
-func (s *Spec) descriptors(cmd *jail.Command, ch *channels, uid uint32) ([]string, error) {
+func (s *Spec) descriptors(cmd *jail.Command, ch *channels) ([]string, error) {
 	add := func(f *os.File) int {
 		cmd.Files = append(cmd.Files, f)
 		return cmd.TapFD() - 1
@@ -145,12 +146,6 @@ func (s *Spec) descriptors(cmd *jail.Command, ch *channels, uid uint32) ([]strin
 		f.state = add(s.State)
 	}
 	f.tap = cmd.TapFD()
-	if s.Share {
-		// QEMU opens its memory by name, so the file itself must admit its uid.
-		if err := s.Memory.Chown(int(uid), int(uid)); err != nil {
-			return nil, fmt.Errorf("hand over the memory file: %w", err)
-		}
-	}
 	return layout(s, f).Argv()
 }
 

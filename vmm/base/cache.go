@@ -1,0 +1,210 @@
+package base
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cubesandbox/cube/internal/flock"
+	"github.com/cubesandbox/cube/vmm/memory"
+)
+
+// tmpPrefix marks what is being made or removed; what a kill leaves of it is swept.
+const tmpPrefix = ".tmp-"
+
+// lockFile is held by whoever makes or removes snapshots: one at a time on the host, since each takes the machine's
+// processors for seconds.
+const lockFile = ".lock"
+
+// cache is the directory of base snapshots, shared by all launching processes of the host.
+type cache struct {
+	dir  string
+	max  int // snapshots kept
+	pool *memory.Pool
+	log  *slog.Logger
+}
+
+// ready is a snapshot that can be restored: its state is checked and its memory is sealed.
+type ready struct {
+	*snapshot
+	held *memory.Held
+}
+
+// Close lets go of it; machines that were restored from it go on.
+func (r *ready) Close() error {
+	r.snapshot.Close()
+	return r.held.Release()
+}
+
+// get returns the snapshot of that key, made by build where there is none that is usable.
+func (c *cache) get(ctx context.Context, key Key, tscKHz int, build func(ctx context.Context, dir string) error) (*ready, error) {
+	r, err := c.find(ctx, key, tscKHz)
+	if !errors.Is(err, errUnusable) {
+		return r, err
+	}
+	if err := c.make(ctx, key, tscKHz, build); err != nil {
+		return nil, err
+	}
+	r, err = c.find(ctx, key, tscKHz)
+	if err != nil {
+		return nil, fmt.Errorf("the base snapshot just made: %w", err)
+	}
+	return r, nil
+}
+
+// find opens a snapshot. Its memory is checked in full whenever it is copied: at least once per boot of the host.
+func (c *cache) find(ctx context.Context, key Key, tscKHz int) (*ready, error) {
+	dir := filepath.Join(c.dir, key.ID())
+	s, err := open(dir, key, tscKHz)
+	if err != nil {
+		return nil, err
+	}
+	held, err := c.pool.Hold(ctx, key.ID()+"-"+s.Memory.Digest[:16], s.Memory.Size, func() (*os.File, error) {
+		start := time.Now()
+		f, digest, err := memory.Seal(s.memory, s.Memory.Size)
+		if err != nil {
+			return nil, err
+		}
+		if digest != s.Memory.Digest {
+			return nil, errors.Join(fmt.Errorf("%w: its memory is damaged", errUnusable), f.Close())
+		}
+		c.log.Debug("copied the memory of a base snapshot", "shape", key.Shape, "took", time.Since(start))
+		return f, nil
+	})
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	// For the order in which snapshots are given up.
+	now := time.Now()
+	_ = os.Chtimes(filepath.Join(dir, descFile), now, now)
+	return &ready{snapshot: s, held: held}, nil
+}
+
+// make has build make a snapshot, unless somebody else has done so meanwhile, and removes what is too many then.
+func (c *cache) make(ctx context.Context, key Key, tscKHz int, build func(ctx context.Context, dir string) error) (err error) {
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return fmt.Errorf("make a base snapshot: %w", err)
+	}
+	unlock, err := flock.Lock(ctx, filepath.Join(c.dir, lockFile))
+	if err != nil {
+		return fmt.Errorf("make a base snapshot: %w", err)
+	}
+	defer unlock()
+	r, why := c.find(ctx, key, tscKHz)
+	if why == nil {
+		return r.Close()
+	}
+	if !errors.Is(why, errUnusable) {
+		return why
+	}
+	c.sweep()
+	start := time.Now()
+	c.log.Info("making a base snapshot, once per shape", "shape", key.Shape.String(), "accelerator", key.Accel, "why", why)
+
+	tmp, err := os.MkdirTemp(c.dir, tmpPrefix)
+	if err != nil {
+		return fmt.Errorf("make a base snapshot: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	if err := build(ctx, tmp); err != nil {
+		return fmt.Errorf("make a base snapshot of %s: %w", key.Shape, err)
+	}
+	if err := c.publish(tmp, key.ID()); err != nil {
+		return fmt.Errorf("make a base snapshot: %w", err)
+	}
+	c.log.Info("made a base snapshot", "shape", key.Shape.String(), "took", time.Since(start).Round(time.Millisecond))
+	return c.evict(key.ID())
+}
+
+// publish makes a complete and synced directory the snapshot of that name. Whoever has the previous one open keeps it.
+func (c *cache) publish(tmp, name string) error {
+	final := filepath.Join(c.dir, name)
+	if err := c.discard(name); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, final); err != nil {
+		return err
+	}
+	return syncDir(c.dir)
+}
+
+// discard removes a snapshot: out of sight at once, then for good.
+func (c *cache) discard(name string) error {
+	grave, err := os.MkdirTemp(c.dir, tmpPrefix)
+	if err != nil {
+		return err
+	}
+	err = os.Rename(filepath.Join(c.dir, name), filepath.Join(grave, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, os.RemoveAll(grave))
+}
+
+// sweep removes what a killed process was making or removing. The lock is held, so nobody is at it now.
+func (c *cache) sweep() {
+	left, _ := filepath.Glob(filepath.Join(c.dir, tmpPrefix+"*"))
+	for _, dir := range left {
+		c.log.Info("removing a half-made base snapshot", "dir", dir)
+		if err := os.RemoveAll(dir); err != nil {
+			c.log.Warn("a half-made base snapshot stays", "err", err)
+		}
+	}
+}
+
+// evict removes the least recently used snapshots beyond the bound, but neither the one named keep nor one whose memory
+// a process holds: its machines wouldn't mind, but the next one would need it again.
+func (c *cache) evict(keep string) error {
+	entries, err := os.ReadDir(c.dir)
+	if err != nil {
+		return fmt.Errorf("list base snapshots: %w", err)
+	}
+	type snap struct {
+		name string
+		used time.Time
+	}
+	var all []snap
+	for _, e := range entries {
+		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		s := snap{name: e.Name()}
+		if info, err := os.Stat(filepath.Join(c.dir, e.Name(), descFile)); err == nil {
+			s.used = info.ModTime()
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b snap) int { return a.used.Compare(b.used) })
+	excess := len(all) - c.max
+	for _, s := range all {
+		if excess <= 0 {
+			return nil
+		}
+		if s.name == keep || c.pool.InUse(s.name) {
+			continue
+		}
+		c.log.Info("removing a base snapshot that was not used for long", "dir", s.name, "last use", s.used)
+		if err := c.discard(s.name); err != nil {
+			return fmt.Errorf("remove a base snapshot: %w", err)
+		}
+		excess--
+	}
+	c.log.Info("more base snapshots in use than are to be kept (vm.base_snapshots)", "kept", c.max)
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

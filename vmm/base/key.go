@@ -1,0 +1,91 @@
+package base
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/accel"
+	"github.com/cubesandbox/cube/vmm/qemu"
+)
+
+// formatVersion changes with what a snapshot directory holds.
+const formatVersion = 1
+
+// Key is all that must be equal for a saved machine to be restored. The rate of the time stamp counter, which may differ
+// a little, is in the snapshot's description.
+type Key struct {
+	Format int `json:"format"`
+	// Board is qemu.BoardVersion: machine type and device list.
+	Board int `json:"board"`
+	// QEMU and Guest (kernel, initramfs, modules) are the digests by which the artefact directories are named.
+	QEMU  string     `json:"qemu"`
+	Guest string     `json:"guest"`
+	Accel accel.Kind `json:"accel"`
+	CPU   string     `json:"cpu"`
+	Shape vmm.Shape  `json:"shape"`
+}
+
+// newKey describes a machine of that shape on this host as it is now.
+func newKey(cfg *config.Config, a accel.Kind, shape vmm.Shape) (Key, error) {
+	k := Key{Format: formatVersion, Board: qemu.BoardVersion, Accel: a, CPU: qemu.CPUModel(a), Shape: shape}
+	var err error
+	if k.QEMU, err = artefactDigest(cfg.QEMUDir()); err != nil {
+		return k, fmt.Errorf("QEMU is not installed: %w; run the set-up (make run)", err)
+	}
+	if k.Guest, err = artefactDigest(cfg.GuestDir()); err != nil {
+		return k, fmt.Errorf("the guest image is not installed: %w; run the set-up (make run)", err)
+	}
+	if a == accel.KVM { // an emulated CPU is the same everywhere, a real one has the host's features
+		cpu, err := hostCPU("/proc/cpuinfo")
+		if err != nil {
+			return k, err
+		}
+		k.CPU += ":" + cpu
+	}
+	return k, nil
+}
+
+// artefactDigest is the name of the directory behind "current".
+func artefactDigest(dir string) (string, error) {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Base(real), nil
+}
+
+// hostCPU is a digest of the first CPU's model and features.
+func hostCPU(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	for s := bufio.NewScanner(f); s.Scan() && s.Text() != ""; { // an empty line ends the first CPU
+		key, _, _ := strings.Cut(s.Text(), ":")
+		switch strings.TrimSpace(key) {
+		case "vendor_id", "cpu family", "model", "stepping", "microcode", "flags":
+			fmt.Fprintln(h, s.Text())
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16], nil
+}
+
+// ID is the name of the snapshot's directory.
+func (k Key) ID() string {
+	b, err := json.Marshal(k)
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:16])
+}
