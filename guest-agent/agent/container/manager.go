@@ -1,0 +1,198 @@
+// Package container keeps the guest's containers: from their disks to their processes' exits. It knows nothing of the
+// protocol that the host speaks, but for the events it reports.
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/guest-agent/agent/cgroup"
+	"github.com/cubesandbox/cube/guest-agent/agent/crun"
+	"github.com/cubesandbox/cube/guest-agent/agent/events"
+	"github.com/cubesandbox/cube/guest-agent/agent/rootfs"
+	"github.com/cubesandbox/cube/guest-agent/agent/spec"
+	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
+	"github.com/cubesandbox/cube/guest-agent/api"
+	"github.com/cubesandbox/cube/internal/undo"
+)
+
+const (
+	// cgroupParent is the cgroup that all containers' are in.
+	cgroupParent = "/cube"
+	// cleanupTimeout bounds what is still done for a call whose own time may be up.
+	cleanupTimeout = 10 * time.Second
+)
+
+// ids are what containerd calls containers and processes (its pkg/identifiers).
+var ids = regexp.MustCompile(`^[A-Za-z0-9]+(?:[._-](?:[A-Za-z0-9]+))*$`)
+
+const maxID = 76
+
+func checkID(what, id string) error {
+	if len(id) > maxID || !ids.MatchString(id) {
+		return fmt.Errorf("%q is no id of a %s: %w", id, what, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// Config is what a Manager works with.
+type Config struct {
+	Dir     string // where containers' files are; a tmpfs
+	Cgroups string // where the cgroup hierarchy is mounted
+	Crun    *crun.Runtime
+	Events  *events.Log
+}
+
+// Manager has all containers. Its methods may be called from many goroutines.
+type Manager struct {
+	Config
+
+	mu         sync.Mutex
+	containers map[string]*Container
+	next       int // the next container's number, which names its directory and cgroup
+}
+
+// NewManager makes a manager without containers.
+func NewManager(c Config) *Manager {
+	return &Manager{Config: c, containers: map[string]*Container{}, next: 1}
+}
+
+// Create is what a container is made of.
+type Create struct {
+	ID         string
+	Spec       []byte // OCI, as the host sends it
+	Rootfs     *api.Rootfs
+	Streams    stdio.Streams
+	Terminal   bool
+	AllDevices bool
+}
+
+// Create makes a container whose first process waits for Start. It takes the streams, also when it fails; then nothing
+// else is left either.
+func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error) {
+	var u undo.Stack
+	defer u.Run(&err)
+	c, err := m.reserve(r.ID)
+	if err != nil {
+		r.Streams.Close()
+		return nil, err
+	}
+	u.Push(func() error { m.forget(c); return nil })
+	io, err := streams(r.Streams, r.Terminal)
+	if err != nil {
+		r.Streams.Close()
+		return nil, err
+	}
+	u.Push(func() error { io.Abandon(); return nil })
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return nil, err
+	}
+	u.Push(func() error { return os.RemoveAll(c.dir) })
+	if c.root, err = rootfs.Mount(ctx, c.dir, r.Rootfs); err != nil {
+		return nil, err
+	}
+	u.Push(c.root.Unmount)
+	if err := c.writeSpec(r); err != nil {
+		return nil, err
+	}
+	u.Push(func() error { return c.remove(context.WithoutCancel(ctx)) })
+	started, err := m.Crun.Create(ctx, c.id, c.dir, c.dir, crun.Process{Files: io.Files(), Terminal: r.Terminal})
+	if err != nil {
+		return nil, err
+	}
+	p, err := adopt("", started, io)
+	if err != nil {
+		return nil, err
+	}
+	c.created(p, started.Exit)
+	return c, nil
+}
+
+// reserve makes a container that is being created.
+func (m *Manager) reserve(id string) (*Container, error) {
+	if err := checkID("container", id); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.containers[id] != nil {
+		return nil, fmt.Errorf("container %s: %w", id, errdefs.ErrAlreadyExists)
+	}
+	n := strconv.Itoa(m.next)
+	m.next++
+	c := &Container{
+		m: m, id: id, state: creating,
+		dir:   filepath.Join(m.Dir, n),
+		group: cgroup.New(m.Cgroups, filepath.Join(cgroupParent, n)),
+		execs: map[string]*process{},
+		ended: make(chan struct{}),
+	}
+	c.cgroupPath = filepath.Join(cgroupParent, n)
+	m.containers[id] = c
+	return c, nil
+}
+
+func (m *Manager) forget(c *Container) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.containers, c.id)
+}
+
+// Get finds a container.
+func (m *Manager) Get(id string) (*Container, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.containers[id]
+	if c == nil {
+		return nil, fmt.Errorf("container %q: %w", id, errdefs.ErrNotFound)
+	}
+	return c, nil
+}
+
+// All lists the containers.
+func (m *Manager) All() []*Container {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make([]*Container, 0, len(m.containers))
+	for _, c := range m.containers {
+		all = append(all, c)
+	}
+	return all
+}
+
+// StopAll kills and removes all containers. It goes on after a failure.
+func (m *Manager) StopAll(ctx context.Context) error {
+	var errs []error
+	for _, c := range m.All() {
+		if err := c.kill(ctx); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, c.Delete(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Container) writeSpec(r Create) error {
+	g := spec.Guest{Rootfs: c.root.Path, Cgroup: c.cgroupPath, Terminal: r.Terminal}
+	if r.AllDevices {
+		var err error
+		if g.AllDevices, err = spec.Devices("/dev"); err != nil {
+			return fmt.Errorf("list devices: %w", err)
+		}
+	}
+	b, err := spec.Container(r.Spec, g)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(c.dir, "config.json"), b, 0o600)
+}

@@ -1,0 +1,115 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// find finds a process that hasn't ended; "" is the first.
+func (c *Container) find(exec string) (*process, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.execs[exec]
+	if exec == "" {
+		p = c.init
+	}
+	if p == nil {
+		return nil, fmt.Errorf("process %q: %w", exec, errdefs.ErrNotFound)
+	}
+	return p, nil
+}
+
+// Signal sends a signal to a process, or to all of the container's.
+func (c *Container) Signal(exec string, sig unix.Signal, all bool) error {
+	if all {
+		return c.group.Signal(sig)
+	}
+	p, err := c.find(exec)
+	if err != nil {
+		return err
+	}
+	return p.signal(sig)
+}
+
+// Resize sets the size of a process's terminal.
+func (c *Container) Resize(exec string, columns, rows uint16) error {
+	p, err := c.find(exec)
+	if err != nil {
+		return err
+	}
+	return p.io.Resize(columns, rows)
+}
+
+// Processes lists the pids of the container's processes.
+func (c *Container) Processes() ([]int, error) { return c.group.Processes() }
+
+// Stats returns io.containerd.cgroups.v2.Metrics, encoded.
+func (c *Container) Stats() ([]byte, error) {
+	b, err := c.group.Stats()
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("container %s has no processes: %w", c.id, errdefs.ErrNotFound)
+	}
+	return b, err
+}
+
+// kill ends a container that exists, and waits for it.
+func (c *Container) kill(ctx context.Context) error {
+	if err := c.group.Kill(); err != nil {
+		return err
+	}
+	select {
+	case <-c.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("end container %s: %w", c.id, context.Cause(ctx))
+	}
+}
+
+// Delete removes a container that has stopped or was never started: its processes, cgroup, mounts and files. All data
+// is on its disks afterwards. When it fails, it may be called again.
+func (c *Container) Delete(ctx context.Context) error {
+	if err := c.enter(deleting, created, stopped); err != nil {
+		return err
+	}
+	err := c.delete(ctx)
+	if err != nil {
+		c.mu.Lock()
+		c.state = stopped
+		c.mu.Unlock()
+		return fmt.Errorf("delete container %s: %w", c.id, err)
+	}
+	c.m.forget(c)
+	return nil
+}
+
+func (c *Container) delete(ctx context.Context) error {
+	if err := c.kill(ctx); err != nil {
+		return err
+	}
+	if err := c.remove(ctx); err != nil {
+		return err
+	}
+	c.stopWatch()
+	if err := c.root.Unmount(); err != nil {
+		return err
+	}
+	return os.RemoveAll(c.dir)
+}
+
+// remove kills what is left of the container and has crun remove its cgroup and what it knows of it.
+func (c *Container) remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
+	if err := c.group.Kill(); err != nil {
+		return err
+	}
+	if err := c.group.WaitEmpty(ctx); err != nil {
+		return fmt.Errorf("wait for the last process: %w", err)
+	}
+	return c.m.Crun.Delete(ctx, c.id, c.dir)
+}
