@@ -43,7 +43,7 @@ type Manager struct {
 	Runtime string
 	// Cleanup undoes all that a machine's directory stands for, and removes the directory. It is idempotent and
 	// takes at most a few seconds.
-	Cleanup func(machineDir string) error
+	Cleanup func(cfg *config.Config, machineDir string) error
 }
 
 var _ shim.Shim = (*Manager)(nil)

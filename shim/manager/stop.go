@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/hooks"
 	"github.com/cubesandbox/cube/shim/record"
 )
@@ -63,12 +64,12 @@ func bundleOf(id string) (string, error) {
 }
 
 func (m *Manager) undo(ctx context.Context, dir record.Dir, state *record.State) {
-	lock, err := dir.KillShim(ctx, graceForShim)
+	unlock, err := dir.KillShim(ctx, graceForShim)
 	if err != nil {
 		warn(fmt.Errorf("end the shim: %w", err))
 	} else {
 		// Held to the end: a second delete waits, and finds everything undone.
-		defer lock.Close()
+		defer unlock()
 		if s, err := dir.State(); err == nil {
 			*state = s
 		}
@@ -77,8 +78,8 @@ func (m *Manager) undo(ctx context.Context, dir record.Dir, state *record.State)
 		return
 	}
 	if state.MachineDir != "" {
-		if err := m.Cleanup(state.MachineDir); err != nil {
-			warn(fmt.Errorf("clean up the machine of %s: %w", state.ID, err))
+		if err := m.cleanMachine(state); err != nil {
+			warn(err)
 			return
 		}
 	}
@@ -92,6 +93,14 @@ func (m *Manager) undo(ctx context.Context, dir record.Dir, state *record.State)
 	if err := dir.SaveState(*state); err != nil {
 		warn(err)
 	}
+}
+
+func (m *Manager) cleanMachine(state *record.State) error {
+	cfg, err := config.Load(state.ConfigFile)
+	if err != nil {
+		return err
+	}
+	return m.Cleanup(cfg, state.MachineDir)
 }
 
 // exitOf is the recorded exit, or else that of a killed container; the latter is recorded, so that all agree.

@@ -125,7 +125,7 @@ func (n *creation) run(ctx context.Context) (_ *container, err error) {
 	if err := n.claim(); err != nil {
 		return nil, err
 	}
-	u.Push(func() error { return n.env.Cleanup(n.dir) })
+	u.Push(func() error { return n.env.Cleanup(n.cfg, n.dir) })
 
 	// The machine's restore is the longest part; all that doesn't need it happens meanwhile.
 	g, gctx := errgroup.WithContext(ctx)
@@ -188,14 +188,14 @@ func (n *creation) release(err error) error {
 // claim makes the machine's directory, after having written down that it will be there.
 func (n *creation) claim() error {
 	n.dir = machineDir(n.cfg, n.ID, n.Bundle)
-	n.state = record.State{ID: n.ID, Namespace: n.env.Namespace, MachineDir: n.dir, Poststop: n.plan.Hooks.Poststop}
+	n.state = record.State{ID: n.ID, Namespace: n.env.Namespace, MachineDir: n.dir, ConfigFile: n.ConfigFile, Poststop: n.plan.Hooks.Poststop}
 	if err := n.records.SaveState(n.state); err != nil {
 		return err
 	}
 	if _, err := os.Lstat(n.dir); !errors.Is(err, fs.ErrNotExist) {
 		// The bundle's lock is ours and the name stands for the bundle, so nobody alive owns it.
 		n.log.Warn("clean up what an earlier shim of this container has left", "dir", n.dir)
-		if err := n.env.Cleanup(n.dir); err != nil {
+		if err := n.env.Cleanup(n.cfg, n.dir); err != nil {
 			return fmt.Errorf("clean up what an earlier shim has left in %s: %w", n.dir, err)
 		}
 	}

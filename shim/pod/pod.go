@@ -27,7 +27,7 @@ type Env struct {
 	// Launcher returns the maker of machines for a configuration.
 	Launcher func(*config.Config) vmm.Launcher
 	// Cleanup undoes all that a machine's directory stands for, and removes it.
-	Cleanup func(machineDir string) error
+	Cleanup func(cfg *config.Config, machineDir string) error
 }
 
 // Pod is the machine that a shim serves, with its container.

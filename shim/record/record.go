@@ -27,6 +27,8 @@ type State struct {
 	Namespace string `json:"namespace"`
 	// MachineDir is the directory of the machine; the vmm packages know how to undo all that it stands for.
 	MachineDir string `json:"machineDir"`
+	// ConfigFile is the configuration that the machine was made with, "" for the default one.
+	ConfigFile string `json:"configFile,omitempty"`
 	// PID is the machine's process, which is the task's pid. 0 while it isn't known.
 	PID int `json:"pid,omitempty"`
 	// Poststop are the hooks that are due when the container is removed.

@@ -75,7 +75,7 @@ func newHarness(t *testing.T) *harness {
 		Events:    h.events,
 		Log:       log,
 		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
-		Cleanup:   os.RemoveAll,
+		Cleanup:   func(_ *config.Config, dir string) error { return os.RemoveAll(dir) },
 	})
 	h.Service = NewService(p, h.shutdown, log, "")
 	t.Cleanup(func() {

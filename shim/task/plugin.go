@@ -32,7 +32,7 @@ type Machines struct {
 	// Launcher returns the maker of machines for a configuration.
 	Launcher func(*config.Config, *slog.Logger) vmm.Launcher
 	// Cleanup undoes all that a machine's directory stands for, and removes it.
-	Cleanup func(machineDir string) error
+	Cleanup func(cfg *config.Config, machineDir string) error
 }
 
 // Register makes the service a plugin of the shim's server process.
