@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/ttrpc"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/guest-agent/api/mux"
@@ -169,4 +170,20 @@ func Text(s string) string {
 		}
 		return r
 	}, s)
+}
+
+// Settle waits for the agent of a machine that is booting and brings the guest to rest, so that the machine can be saved
+// as a base snapshot. It leaves agent closed.
+func Settle(scale func(time.Duration) time.Duration) func(ctx context.Context, agent net.Conn) error {
+	return func(ctx context.Context, agent net.Conn) error {
+		g, err := Connect(ctx, agent, scale)
+		if err != nil {
+			return err
+		}
+		defer g.Close() //nolint:errcheck // always nil
+		if _, err := g.Quiesce(ctx, &emptypb.Empty{}); err != nil {
+			return fmt.Errorf("bring the guest to rest: %w", err)
+		}
+		return nil
+	}
 }
