@@ -61,11 +61,15 @@ func Run(version string) error {
 	if err != nil {
 		return err
 	}
+	runtime, err := crun.New(crunPath, reap.New())
+	if err != nil {
+		return err
+	}
 	log := events.NewLog()
 	manager := container.NewManager(container.Config{
 		Dir:     containers,
 		Cgroups: boot.Cgroups,
-		Crun:    &crun.Runtime{Path: crunPath, Reaper: reap.New()},
+		Crun:    runtime,
 		Events:  log,
 	})
 	guest := &server.Guest{Containers: manager, Events: log, Version: version, PowerOff: powerOff}
