@@ -51,7 +51,7 @@ generate: ## code from the agent's protocol
 	@deploy/generate.sh
 
 up: root setup ## start the stack in the background
-	@bin/cube up -d
+	@deploy/up.sh
 
 down: root ## stop the stack
 	@bin/cube down

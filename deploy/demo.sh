@@ -9,19 +9,26 @@ times=()
 
 # timed WHAT COMMAND…: shows what is run, its output, and notes the time.
 timed() {
-	local what=$1 start=$EPOCHREALTIME end ms
+	local what=$1 start end ms word line=
 	shift
-	printf '\n# %s\n$ %s\n' "$what" "${*//$tree\//}"
+	for word in "${@//$tree\//}"; do
+		case $word in
+		*[!a-zA-Z0-9_./:@=-]*) line+=" ${word@Q}" ;;
+		*) line+=" $word" ;;
+		esac
+	done
+	printf '\n# %s\n$%s\n' "$what" "$line"
+	start=$EPOCHREALTIME
 	"$@" || fail "the demo's step \"$what\" failed (exit $?)"
 	end=$EPOCHREALTIME
 	ms=$(((${end/[.,]/} - ${start/[.,]/}) / 1000))
-	times+=("$(printf '%-56s %4d.%03d s' "$what" $((ms / 1000)) $((ms % 1000)))")
+	times+=("$(printf '%-58s %4d.%03d s' "$what" $((ms / 1000)) $((ms % 1000)))")
 }
 
 printf '\nHost kernel: %s\n' "$(uname -r)"
 timed "image import" "$tree/bin/cube" image import "$archive"
-timed "first run: guest kernel (boots and saves a base snapshot)" "$tree/bin/cube" run --rm $image uname -r
-timed "second run: guest kernel (restores it)" "$tree/bin/cube" run --rm $image uname -r
+timed "first run (boots a machine and saves it, if none is saved)" "$tree/bin/cube" run --rm $image uname -r
+timed "second run (restores it)" "$tree/bin/cube" run --rm $image uname -r
 timed "Python" "$tree/bin/cube" run --rm $image python3 -c \
 	'import platform; print("Python", platform.python_version(), "on Linux", platform.release())'
 # shellcheck disable=SC2016 # the guest's shell expands it
