@@ -73,3 +73,42 @@ func TestLaunch(t *testing.T) {
 		t.Log(m.Shape(), g.Must(t, cfg, "memory"), g.Must(t, cfg, "disk modules"))
 	}
 }
+
+// BenchmarkLaunch is a restore up to the guest's first answer, and the end of the machine.
+func BenchmarkLaunch(b *testing.B) {
+	cfg := testguest.Config(b)
+	l := base.NewLauncher(cfg, settle(cfg), slog.New(slog.DiscardHandler))
+	warm, err := l.Warm(within(b, cfg.Timeout(3*time.Minute)), vmm.Shape{VCPUs: 1, MemoryMiB: 256})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer warm.Release()
+	var launched, answered, stopped time.Duration
+	n := 0
+	for b.Loop() {
+		n++
+		dir := filepath.Join(cfg.VMDir(), "bench")
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			b.Fatal(err)
+		}
+		start := time.Now()
+		m, err := l.Launch(b.Context(), vmm.Request{ID: "bench", Dir: dir, Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		launched += time.Since(start)
+		testguest.Talk(m.Agent()).Must(b, cfg, "ping")
+		answered += time.Since(start)
+		ctx, cancel := context.WithCancel(b.Context())
+		cancel()
+		start = time.Now()
+		if err := m.Stop(ctx); err != nil {
+			b.Fatal(err)
+		}
+		stopped += time.Since(start)
+	}
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 / float64(n) }
+	b.ReportMetric(ms(launched), "ms-launch")
+	b.ReportMetric(ms(answered), "ms-answer")
+	b.ReportMetric(ms(stopped), "ms-stop")
+}

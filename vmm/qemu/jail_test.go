@@ -41,7 +41,7 @@ func read(t *testing.T, path string) string {
 // The jail is read back from the kernel, for every thread of QEMU.
 func TestJail(t *testing.T) {
 	cfg := testguest.Config(t)
-	m, _ := start(t, cfg, spec(t, cfg, "jailed"))
+	m, _ := restored(t, cfg, "jailed")
 	pid := m.PID()
 	proc := func(name string) string { return fmt.Sprintf("/proc/%d/%s", pid, name) }
 
@@ -92,37 +92,45 @@ func TestJail(t *testing.T) {
 	if cmdline := strings.Split(read(t, proc("cmdline")), "\x00"); cmdline[1] != "-name" || cmdline[2] != "jailed" {
 		t.Errorf("command line %q", cmdline)
 	}
-	checkCgroup(t, pid, "jailed-", "1.00")
+	checkCgroup(t, pid, "jailed-")
 }
 
 // checkRoot looks at the file system as QEMU sees it: its artefacts, read-only, and a proc that shows only itself.
 func checkRoot(t *testing.T, pid int) {
 	t.Helper()
 	mounts := strings.Split(read(t, fmt.Sprintf("/proc/%d/mountinfo", pid)), "\n")
-	if len(mounts) != 2 {
+	if len(mounts) != 3 {
 		t.Errorf("mounts:\n%s", strings.Join(mounts, "\n"))
 	}
 	for _, l := range mounts {
 		f := strings.Fields(l)
 		flags := strings.Split(f[5], ",")
+		var want []string
 		switch f[4] {
 		case "/":
-			for _, want := range []string{"ro", "nosuid", "nodev"} {
-				if !slices.Contains(flags, want) {
-					t.Errorf("the root lacks %s: %s", want, l)
-				}
-			}
+			want = []string{"ro", "nosuid", "nodev"}
+		case "/dev":
+			want = []string{"ro", "nosuid", "noexec"}
 		case "/proc":
+			want = []string{"nosuid", "nodev", "noexec"}
 			if !strings.Contains(l, "hidepid") {
 				t.Errorf("proc shows all processes: %s", l)
 			}
 		default:
 			t.Errorf("unexpected mount %s", l)
 		}
+		for _, w := range want {
+			if !slices.Contains(flags, w) {
+				t.Errorf("a mount lacks %s: %s", w, l)
+			}
+		}
 	}
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root/", pid))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if devices, err := os.ReadDir(fmt.Sprintf("/proc/%d/root/dev", pid)); err != nil || len(devices) != 1 || devices[0].Name() != "null" {
+		t.Errorf("the jail's /dev has %v, %v", devices, err)
 	}
 	known := []string{"bin", "dev", "lib", "lib64", "manifest.json", "proc", "run", "sbin", "sys", "tmp", "usr"}
 	for _, e := range entries {
@@ -139,7 +147,7 @@ func checkFiles(t *testing.T, pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := regexp.MustCompile(`^(/dev/null|/dev/net/tun|/dev/kvm|socket:\[\d+\]|pipe:\[\d+\]|anon_inode:.*|/.*/image-\d+|/.*/(modules|initrd)\.img|/.*/vmlinuz)$`)
+	allowed := regexp.MustCompile(`^(/dev/null|(/dev)?/net/tun|socket:\[\d+\]|pipe:\[\d+\]|anon_inode:\[(eventfd|signalfd)\]|/memfd:guest memory \(deleted\)|/.*/modules\.img|/.*/cube-test-state-\d+)$`)
 	var names []string
 	for _, fd := range fds {
 		target, err := os.Readlink(filepath.Join("/proc", fmt.Sprint(pid), "fd", fd.Name()))
@@ -155,7 +163,7 @@ func checkFiles(t *testing.T, pid int) {
 }
 
 // checkCgroup finds the groups of a process, whichever hierarchies the host has, and their limits.
-func checkCgroup(t *testing.T, pid int, prefix, _ string) {
+func checkCgroup(t *testing.T, pid int, prefix string) {
 	t.Helper()
 	found := map[string]string{}
 	for _, l := range strings.Split(read(t, fmt.Sprintf("/proc/%d/cgroup", pid)), "\n") {

@@ -3,14 +3,13 @@ package enter
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
 
 // changeRoot makes Root, read-only, all of the file system that is left, with a proc in which only the process itself
-// is to be seen. Root needs the directories proc and, for KVM, dev.
+// is to be seen and a dev with next to nothing. Root needs the directories for these two.
 func changeRoot(s *Spec) error {
 	// Nothing that is mounted here may show on the host.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
@@ -25,10 +24,8 @@ func changeRoot(s *Spec) error {
 	if err := mountProc(filepath.Join(s.Root, "proc")); err != nil {
 		return err
 	}
-	if s.KVM {
-		if err := makeDev(filepath.Join(s.Root, "dev"), int(s.UID)); err != nil {
-			return err
-		}
+	if err := makeDev(s, filepath.Join(s.Root, "dev")); err != nil {
+		return err
 	}
 	if err := unix.Mount("", s.Root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
 		return fmt.Errorf("make %s read-only: %w", s.Root, err)
@@ -56,21 +53,28 @@ func mountProc(dir string) error {
 	return nil
 }
 
-// makeDev makes a /dev with nothing but kvm in it.
-func makeDev(dir string, uid int) error {
-	var host unix.Stat_t
-	if err := unix.Stat("/dev/kvm", &host); err != nil {
-		return fmt.Errorf("/dev/kvm: %w", err)
-	}
+// makeDev makes a /dev with nothing but null, which QEMU probes for file locks with (without it, it would open disks
+// without any), and kvm if that is wanted.
+func makeDev(s *Spec, dir string) error {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "size=4k,nr_inodes=4,mode=0755"); err != nil {
 		return fmt.Errorf("mount %s: %w", dir, err)
 	}
-	kvm := filepath.Join(dir, "kvm")
-	if err := unix.Mknod(kvm, unix.S_IFCHR|0o600, int(host.Rdev)); err != nil {
-		return fmt.Errorf("make %s: %w", kvm, err)
+	nodes := []string{"null"}
+	if s.KVM {
+		nodes = append(nodes, "kvm")
 	}
-	if err := os.Chown(kvm, uid, uid); err != nil {
-		return err
+	for _, name := range nodes {
+		var host unix.Stat_t
+		if err := unix.Stat("/dev/"+name, &host); err != nil {
+			return fmt.Errorf("/dev/%s: %w", name, err)
+		}
+		node := filepath.Join(dir, name)
+		if err := unix.Mknod(node, unix.S_IFCHR|0o600, int(host.Rdev)); err != nil {
+			return fmt.Errorf("make %s: %w", node, err)
+		}
+		if err := unix.Chown(node, int(s.UID), int(s.UID)); err != nil {
+			return fmt.Errorf("make %s: %w", node, err)
+		}
 	}
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("make %s read-only: %w", dir, err)
