@@ -136,6 +136,11 @@ func (c ctr) fails(args ...string) (output string) {
 func startContainerd(t *testing.T, bin, socket string) ctr {
 	t.Helper()
 	dir := t.TempDir()
+	shims, err := os.MkdirTemp("", "s") // containerd wants a short path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(shims) })
 	c := ctr{t: t, bin: bin, sock: filepath.Join(dir, "c.sock")}
 	config := fmt.Sprintf(`version = 4
 root = '%[1]s/root'
@@ -150,6 +155,8 @@ address = '%[2]s'
 address = '%[2]s.ttrpc'
 [plugins.'io.containerd.internal.v1.opt']
 path = '%[1]s/opt'
+[plugins.'io.containerd.shim.v1.manager']
+socket_dir = '%[4]s'
 [plugins.'io.containerd.service.v1.diff-service']
 default = ['cube-diff', 'walking']
 [[plugins.'io.containerd.transfer.v1.local'.unpack_config]]
@@ -162,7 +169,7 @@ address = '%[3]s'
 [proxy_plugins.cube-diff]
 type = 'diff'
 address = '%[3]s'
-`, dir, c.sock, socket)
+`, dir, c.sock, socket, shims)
 	file := filepath.Join(dir, "config.toml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)

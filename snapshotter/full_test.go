@@ -70,17 +70,29 @@ func TestFullStore(t *testing.T) {
 	}
 }
 
-// TestFullStoreWhileUnpacking: the writer of a layer may never learn that its data was lost, but the commit does.
+// TestFullStoreWhileUnpacking: the writer of a layer may never learn that its data was lost, but the commit does, even
+// if the store was full for no longer than the data took to be written.
 func TestFullStoreWhileUnpacking(t *testing.T) {
 	dir := testfs.XFS(t, 512<<20)
 	f := open(t, dir)
 	m := f.prepare("layer", "")
 	empty := fill(t, dir, 8<<20)
 	onHost(t, m, func(dir string) {
-		// Not synced, as containerd doesn't. Whether the write itself fails is a matter of time.
-		_ = os.WriteFile(filepath.Join(dir, "data"), make([]byte, 32<<20), 0o600)
+		file, err := os.Create(filepath.Join(dir, "data"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.Write(make([]byte, 32<<20)); err != nil {
+			t.Fatal(err)
+		}
+		// Only the data is written, as the kernel does when it is old enough; who doesn't ask isn't told.
+		const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+		if err := unix.SyncFileRange(int(file.Fd()), 0, 0, all); err == nil {
+			t.Fatal("the data fits into the full store")
+		}
+		empty()
 	})
-	empty() // the room that comes back meanwhile must not hide it
 	wantErr(t, f.Commit(f.ctx, "new", "layer"), errdefs.IsFailedPrecondition, "not clean", "full for a while", f.cfg.StoreDir())
 	if err := f.Remove(f.ctx, "layer"); err != nil {
 		t.Fatal(err)

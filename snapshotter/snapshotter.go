@@ -205,8 +205,9 @@ func (s *Snapshotter) mounts(id string, readonly bool) ([]mount.Mount, error) {
 		return nil, err
 	}
 	m := mount.Mount{Type: "ext4", Source: s.path(id), Options: []string{"rw", "loop", "discard"}}
-	// A full store fails the loop device's writes long after the writer has gone. In ordered mode, which is complete
-	// only with dioread_lock, this makes ext4 give up at the first of them, which Commit can see.
+	// A store that is full fails the loop device's writes long after the writer has gone, and whoever doesn't sync isn't
+	// told: the layer would be committed with zeros for data. So ext4 is to give up at the first lost block, which Commit
+	// sees. Linux 6.1 does that only with dioread_lock.
 	m.Options = append(m.Options, "data_err=abort", "dioread_lock")
 	if readonly {
 		m.Options = []string{"ro", "loop"}
