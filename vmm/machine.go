@@ -83,6 +83,9 @@ type Machine interface {
 	Pause(ctx context.Context) error
 	// Resume lets the vCPUs go on. Idempotent.
 	Resume(ctx context.Context) error
+	// Waiting tells whether the machine stands still because the store is full; it goes on by itself when there is
+	// space. A guest that doesn't answer meanwhile isn't dead.
+	Waiting() bool
 	// Console is the tail (at most 64 KiB) of what the guest wrote to its console.
 	Console() []byte
 	// Done is closed once, when the machine has ended and its process has been reaped.

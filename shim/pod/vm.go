@@ -25,8 +25,6 @@ const (
 	silenceRetries = 3
 	// panicGrace is how long a machine whose agent channel has ended has to end by itself and say why.
 	panicGrace = 2 * time.Second
-	// powerOffLimit is how long a guest that has answered Shutdown has for the rest; nothing is lost after that.
-	powerOffLimit = 2 * time.Second
 )
 
 // vm is the machine with its agent. It has one latch, down: closed when the machine is of no use any more, for whatever
@@ -120,7 +118,7 @@ func (v *vm) keepTime() {
 		case <-timer.C:
 		}
 		err := v.guest.SyncTime(context.Background())
-		if !errors.Is(err, context.DeadlineExceeded) {
+		if !errors.Is(err, context.DeadlineExceeded) || v.machine.Waiting() {
 			silent = 0
 			continue
 		}
@@ -137,6 +135,7 @@ func (v *vm) stop() error {
 	v.once.Do(func() {
 		v.ended.Store(true)
 		defer close(v.stopped)
+		began := time.Now()
 		select {
 		case <-v.down:
 		default:
@@ -144,7 +143,10 @@ func (v *vm) stop() error {
 				v.log.Warn("the guest didn't shut down in order", "error", err)
 			}
 		}
-		v.end(v.timeout(powerOffLimit))
+		quiet := time.Since(began)
+		// Whatever it answered, there is nothing to wait for: it has synced and unmounted, or it won't.
+		v.end()
+		v.log.Debug("machine stopped", "guest", quiet, "all", time.Since(began))
 	})
 	<-v.stopped
 	return v.stopErr
@@ -156,14 +158,14 @@ func (v *vm) kill(reason string) {
 		v.ended.Store(true)
 		defer close(v.stopped)
 		v.log.Error("the machine is ended by force", "reason", reason)
-		v.end(0)
+		v.end()
 	})
 }
 
-// end stops the machine after at most limit, plus what its process takes to die.
-func (v *vm) end(limit time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
+// end stops the machine without waiting for the guest.
+func (v *vm) end() {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
 	if err := v.machine.Stop(ctx); err != nil {
 		v.stopErr = fmt.Errorf("stop the machine: %w", err)
 		v.log.Error("stop the machine", "error", err)

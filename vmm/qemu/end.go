@@ -148,6 +148,9 @@ func (m *Machine) awaitSpace() {
 	}()
 }
 
+// Waiting tells whether the machine stands still because the store is full.
+func (m *Machine) Waiting() bool { return m.waiting.Load() }
+
 // Stop ends the machine and frees what it held.
 func (m *Machine) Stop(ctx context.Context) error {
 	m.stopped.Store(true)

@@ -137,6 +137,9 @@ func (m *Machine) Pause(context.Context) error { return errors.New("not used") }
 // Resume implements vmm.Machine.
 func (m *Machine) Resume(context.Context) error { return errors.New("not used") }
 
+// Waiting implements vmm.Machine.
+func (m *Machine) Waiting() bool { return false }
+
 // Console implements vmm.Machine.
 func (m *Machine) Console() []byte { return []byte("console") }
 
