@@ -106,7 +106,7 @@ func (v *vm) explain(err error) error {
 func (v *vm) keepTime() {
 	silent := 0
 	for {
-		wait := timeInterval - rand.N(timeInterval/10)
+		wait := v.timeout(timeInterval) - rand.N(v.timeout(timeInterval)/10)
 		if silent > 0 {
 			wait = 0 // the call itself took its deadline
 		}

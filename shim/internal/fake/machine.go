@@ -184,3 +184,8 @@ func (m *Machine) end(err error) {
 		close(m.done)
 	})
 }
+
+// HangUp ends the agent channel, but not the machine.
+func (m *Machine) HangUp() {
+	m.far.(*net.UnixConn).CloseWrite() //nolint:errcheck // the host reads an end
+}
