@@ -55,7 +55,7 @@ func TestJudge(t *testing.T) {
 		{"copies", func(_ *config.Config, f *Facts) { f.Store.Reflink = false }, Warn, "reflink", "copy"},
 		{"store to come", func(_ *config.Config, f *Facts) { f.Store.Ready = false }, OK, "reflink", "`cube up` makes it"},
 		{"full", func(_ *config.Config, f *Facts) { f.Store.Free = units.MiB }, Fail, "disk", "make room"},
-		{"nearly full", func(_ *config.Config, f *Facts) { f.Store.Free = 2 * units.GiB }, Warn, "disk", "make room"},
+		{"nearly full", func(_ *config.Config, f *Facts) { f.Store.Free = units.GiB }, Warn, "disk", "make room"},
 		{"no loop", func(_ *config.Config, f *Facts) { f.LoopControl = no }, Fail, "loop devices", "modprobe loop"},
 		{"no xfs", func(_ *config.Config, f *Facts) { f.FileSystems = []string{"ext4"} }, Warn, "file systems", "modprobe xfs"},
 		{"no xfs needed", func(_ *config.Config, f *Facts) { f.FileSystems = []string{"ext4"}; f.Store.Kind = store.Directory }, OK, "file systems", "ext4"},

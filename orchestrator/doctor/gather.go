@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,14 +24,18 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/orchestrator/stack"
+	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/snapshotter/store"
+	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/artefact"
+	"github.com/cubesandbox/cube/vmm/base"
 )
 
 // askTimeout bounds each question to another process.
 const askTimeout = 5 * time.Second
 
-// Gather looks at the host. It changes nothing, except that the accelerator may be proved, which boots a guest.
+// Gather looks at the host. It changes nothing, except that an accelerator that wasn't proved since the host came up is,
+// which boots a guest.
 func Gather(ctx context.Context, cfg *config.Config) Facts {
 	f := Facts{
 		Root:        os.Geteuid() == 0,
@@ -48,7 +53,19 @@ func Gather(ctx context.Context, cfg *config.Config) Facts {
 	}
 	f.Store, f.StoreAt = store.Inspect(cfg)
 	_, f.LoopControl = os.Stat("/dev/loop-control")
+	f.Accelerator = accelerator(ctx, cfg, f)
 	return f
+}
+
+// accelerator is the verdict. One that is still to be found takes a guest that boots, for which all else must be there.
+func accelerator(ctx context.Context, cfg *config.Config, f Facts) Accelerator {
+	quiet := slog.New(slog.DiscardHandler)
+	l := base.NewLauncher(cfg, guest.Settle(cfg.Timeout), quiet)
+	v, err := l.KnownAccelerator()
+	if errors.Is(err, accel.ErrUndecided) && f.Root && f.QEMU.Err == nil && f.Guest.Err == nil {
+		v, err = l.Accelerator(ctx)
+	}
+	return Accelerator{Name: string(v.Kind), Reason: v.Reason, Err: err}
 }
 
 func host() Host {
@@ -253,7 +270,9 @@ func (t *Tool) look(ctx context.Context) {
 		t.Err = fmt.Errorf("%s %s: %w", path, flag, err)
 		return
 	}
-	t.Version = versionIn(string(out))
+	if t.Name != "containerd-shim-cube-v2" { // it tells the version of the library that it is built with
+		t.Version = versionIn(string(out))
+	}
 }
 
 // versionIn is the first word of a program's version output that looks like a version.

@@ -13,8 +13,8 @@ import (
 
 const (
 	// littleDisk and tooLittleDisk are free bytes in the store's file system.
-	littleDisk    = 5 * units.GiB
-	tooLittleDisk = 1 * units.GiB
+	littleDisk    = 2 * units.GiB
+	tooLittleDisk = 256 * units.MiB
 	// overhead is what a machine takes beside its guest's memory, in bytes, roughly.
 	overhead = 64 * units.MiB
 )

@@ -60,9 +60,13 @@ func startContainerd(ctx context.Context, cfg *config.Config) (*daemon, error) {
 // on its command line, which is this run directory's: a pid file would miss a kill between start and write.
 func findContainerd(cfg *config.Config) (*process, error) {
 	file := containerdConfigPath(cfg)
-	return findProcess(func(argv []string) bool {
+	found, err := findProcesses(func(argv []string) bool {
 		return len(argv) == 3 && filepath.Base(argv[0]) == "containerd" && argv[1] == "--config" && argv[2] == file
 	})
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	return found[0], nil // there can't be two: they lock their data
 }
 
 func launchContainerd(ctx context.Context, cfg *config.Config, conf []byte) (_ *daemon, err error) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
+	"github.com/cubesandbox/cube/vmm/record"
 )
 
 // Down stops this stack's sandboxes, giving each grace to end by itself, then the `cube up` that runs it, its private
@@ -89,7 +90,7 @@ func (d *downer) clear(ctx context.Context) error {
 	} else if err := d.stopSandboxes(ctx); err != nil {
 		errs = append(errs, fmt.Errorf("sandboxes of an existing containerd may still run: %w", err))
 	}
-	errs = append(errs, unmountBelow(sandbox.MountDir(d.cfg)))
+	errs = append(errs, d.clearShims(ctx), d.clearMachines(), unmountBelow(sandbox.MountDir(d.cfg)))
 	if d.cfg.Containerd.Address == "" {
 		errs = append(errs, unmountBelow(filepath.Join(d.cfg.StateDir, "containerd")), unmountBelow(containerdState(d.cfg)))
 	}
@@ -97,19 +98,46 @@ func (d *downer) clear(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err // keep what explains it
 	}
-	for _, f := range []string{
-		d.cfg.ControlSocket(), d.cfg.SnapshotterSocket(), filepath.Join(d.cfg.RunDir, "notify.sock"), containerdConfigPath(d.cfg),
-		d.cfg.ContainerdSocket(), d.cfg.ContainerdSocket() + ".ttrpc",
-	} {
-		if filepath.Dir(f) != d.cfg.RunDir {
-			continue // an existing containerd's
+	for _, name := range runEntries {
+		if filepath.Join(d.cfg.RunDir, name) == d.cfg.Containerd.Address {
+			continue
 		}
-		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, os.RemoveAll(filepath.Join(d.cfg.RunDir, name)))
 	}
-	for _, dir := range []string{containerdState(d.cfg), filepath.Join(d.cfg.RunDir, "shim"), filepath.Join(d.cfg.RunDir, "fifo"), sandbox.MountDir(d.cfg)} {
-		errs = append(errs, os.RemoveAll(dir))
+	return errors.Join(errs...)
+}
+
+// runEntries are what Cube makes in its run directory, which may not be its alone.
+var runEntries = []string{
+	"base", "containerd", "containerd.sock", "containerd.sock.ttrpc", "containerd.toml", "cube.sock", "fifo", "mounts",
+	"notify.sock", "shim", "snapshotter.sock", "tsc-khz", "uids", "vm",
+}
+
+// clearShims ends the shims that containerd has lost sight of.
+func (d *downer) clearShims(ctx context.Context) error {
+	found, err := findProcesses(func(argv []string) bool {
+		i := slices.Index(argv, "-address")
+		return i > 0 && i+1 < len(argv) && argv[i+1] == d.cfg.ContainerdSocket() && filepath.Base(argv[0]) == "containerd-shim-cube-v2"
+	})
+	sctx, cancel := context.WithTimeout(ctx, d.cfg.Timeout(stopTimeout))
+	defer cancel()
+	errs := []error{err}
+	for _, p := range found {
+		errs = append(errs, p.stop(sctx))
+		p.close()
+	}
+	return errors.Join(errs...)
+}
+
+// clearMachines frees what machines hold whose shims are gone.
+func (d *downer) clearMachines() error {
+	entries, err := os.ReadDir(d.cfg.VMDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		errs = append(errs, record.Cleanup(d.cfg, filepath.Join(d.cfg.VMDir(), e.Name())))
 	}
 	return errors.Join(errs...)
 }

@@ -82,13 +82,14 @@ func commandLine(pid int) []string {
 	return argv
 }
 
-// findProcess takes hold of the process whose command line matches, nil when there is none. The command line is read
-// again once the process is held, since its number may have passed on in between.
-func findProcess(match func(argv []string) bool) (*process, error) {
+// findProcesses takes hold of the processes whose command lines match. A command line is read again once its process is
+// held, since the number may have passed on in between.
+func findProcesses(match func(argv []string) bool) ([]*process, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
+	var found []*process
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || !match(commandLine(pid)) {
@@ -99,9 +100,10 @@ func findProcess(match func(argv []string) bool) (*process, error) {
 			continue // it has ended
 		}
 		if match(commandLine(pid)) {
-			return p, nil
+			found = append(found, p)
+		} else {
+			go p.close()
 		}
-		go p.close()
 	}
-	return nil, nil
+	return found, nil
 }

@@ -8,6 +8,7 @@ import (
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/containerd/containerd/v2/core/snapshots/proxy"
 	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -15,6 +16,7 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/snapshotter"
 	"github.com/cubesandbox/cube/snapshotter/store"
+	"github.com/cubesandbox/cube/vmm"
 )
 
 // startStore makes or mounts what images and snapshots are kept in. It is unmounted when the stack ends, unless machines
@@ -46,6 +48,23 @@ func releaseStore(cfg *config.Config) error {
 	case err != nil:
 		return fmt.Errorf("unmount the store at %s: %w", st.Dir, err)
 	}
+	return nil
+}
+
+// proveAccelerator decides what executes guests, which may take a trial.
+func (s *stack) proveAccelerator(ctx context.Context) (err error) {
+	s.verdict, err = s.launcher.Accelerator(ctx)
+	return err
+}
+
+// warmBase makes the base snapshot of the default machine and keeps its memory, so that containers are restored from
+// the first one on.
+func (s *stack) warmBase(ctx context.Context) error {
+	w, err := s.launcher.Warm(ctx, vmm.Shape{VCPUs: s.cfg.VM.VCPUs, MemoryMiB: int(s.cfg.VM.Memory / units.MiB)})
+	if err != nil {
+		return err
+	}
+	s.undo.Push(w.Release)
 	return nil
 }
 

@@ -19,6 +19,9 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/orchestrator/health"
+	"github.com/cubesandbox/cube/shim/guest"
+	"github.com/cubesandbox/cube/vmm/accel"
+	"github.com/cubesandbox/cube/vmm/base"
 )
 
 // probeTimeout bounds each probe of a readiness report.
@@ -45,8 +48,9 @@ type stack struct {
 	group *errgroup.Group
 	life  context.Context
 
+	launcher   *base.Launcher
 	containerd string // containerd's version
-	verdict    string // the accelerator
+	verdict    accel.Verdict
 }
 
 // part is one thing that must be ready. start returns when it is; it may take ReadyTimeout.
@@ -61,12 +65,14 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("the stack needs root: use sudo")
 	}
-	s := &stack{Options: o, cfg: cfg}
+	s := &stack{Options: o, cfg: cfg, launcher: base.NewLauncher(cfg, guest.Settle(cfg.Timeout), o.Log.With("part", "machines"))}
 	parts := []part{
 		{"artefacts", s.checkArtefacts},
 		{"store", s.startStore},
 		{"snapshotter", s.startSnapshotter},
 		{"containerd", s.startContainerd},
+		{"accelerator", s.proveAccelerator},
+		{"base snapshot", s.warmBase},
 	}
 	names := make([]string, len(parts))
 	for i, p := range parts {
@@ -95,8 +101,8 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 			return err
 		}
 	}
-	s.Log.Info("ready", "containerd", s.containerd, "accelerator", s.verdict)
-	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s", s.containerd, cfg.ContainerdSocket(), s.verdict))
+	s.Log.Info("ready", "containerd", s.containerd, "accelerator", s.verdict.Kind)
+	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s", s.containerd, cfg.ContainerdSocket(), s.verdict.Kind))
 	<-s.life.Done()
 	s.Log.Info("stopping; running sandboxes go on")
 	return nil

@@ -248,11 +248,11 @@ func TestLogTail(t *testing.T) {
 	}
 }
 
-func TestFindProcessAndStop(t *testing.T) {
+func TestFindProcessesAndStop(t *testing.T) {
 	word := fmt.Sprintf("--cube-test-%d", os.Getpid())
 	match := func(argv []string) bool { return len(argv) > 0 && argv[len(argv)-1] == word }
-	if p, err := findProcess(match); p != nil || err != nil {
-		t.Fatalf("found %v, %v", p, err)
+	if found, err := findProcesses(match); len(found) != 0 || err != nil {
+		t.Fatalf("found %v, %v", found, err)
 	}
 	// It ignores SIGTERM, so that stop has to kill it.
 	cmd := exec.Command("sh", "-c", "trap '' TERM; echo; while :; do sleep 60; done", "sh", word)
@@ -271,10 +271,11 @@ func TestFindProcessAndStop(t *testing.T) {
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	p, err := findProcess(match)
-	if err != nil || p == nil || p.pid != cmd.Process.Pid {
-		t.Fatalf("found %+v, %v; want process %d", p, err, cmd.Process.Pid)
+	found, err := findProcesses(match)
+	if err != nil || len(found) != 1 || found[0].pid != cmd.Process.Pid {
+		t.Fatalf("found %+v, %v; want process %d", found, err, cmd.Process.Pid)
 	}
+	p := found[0]
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := p.stop(ctx); err != nil {
