@@ -107,11 +107,11 @@ type ctr struct {
 }
 
 func (c ctr) run(args ...string) (stdout, all string, err error) {
-	var out, both bytes.Buffer
+	var out, errs bytes.Buffer
 	cmd := exec.Command(filepath.Join(c.bin, "ctr"), append([]string{"-a", c.sock}, args...)...)
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(&out, &both), &both
+	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()
-	return out.String(), both.String(), err
+	return out.String(), out.String() + errs.String(), err
 }
 
 func (c ctr) ok(args ...string) (stdout string) {

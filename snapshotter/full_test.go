@@ -47,7 +47,8 @@ func TestFullStore(t *testing.T) {
 			dir := fs.make(t, 512<<20)
 			f := open(t, dir)
 			f.layer("base", "", 8<<20)
-			empty := fill(t, dir, 0)
+			f.layer("old", "base", 16<<20)
+			fill(t, dir, 0)
 			for _, parent := range []string{"", "base"} {
 				_, err := f.Prepare(f.ctx, "new", parent)
 				if parent == "base" && err == nil && fs.name == "xfs" {
@@ -62,9 +63,20 @@ func TestFullStore(t *testing.T) {
 			if err := f.Cleanup(f.ctx); err != nil {
 				t.Fatal(err)
 			}
-			f.check([]string{"base"})
-			empty()
-			f.prepare("new", "base")
+			f.check([]string{"base", "old"})
+
+			// The way out is open: a snapshotter that starts on the full store can remove what isn't needed.
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+			f = open(t, dir)
+			if err := f.Remove(f.ctx, "old"); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.Cleanup(f.ctx); err != nil {
+				t.Fatal(err)
+			}
+			f.prepare("new", "")
 			f.check([]string{"base", "new"})
 		})
 	}

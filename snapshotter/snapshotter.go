@@ -72,8 +72,8 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Snapshotter, err error) {
 			return nil, fmt.Errorf("open snapshotter: %w", err)
 		}
 	}
-	if err := checkMarks(s.tmp); err != nil {
-		return nil, fmt.Errorf("open snapshotter: %w", err)
+	if _, err := guestmark.IsSet(s.images); err != nil {
+		return nil, fmt.Errorf("open snapshotter: %w: state_dir must be on a file system with trusted extended attributes (ext4, XFS, btrfs)", err)
 	}
 	s.meta, err = storage.NewMetaStore(filepath.Join(root, "metadata.db"), func(o *bbolt.Options) error {
 		o.Timeout = cfg.Timeout(lockWait)
@@ -93,20 +93,6 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Snapshotter, err error) {
 	return s, nil
 }
 
-// checkMarks makes sure that images in dir can carry the guest-written mark.
-func checkMarks(dir string) error {
-	f, err := os.CreateTemp(dir, "mark-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	if err := guestmark.Set(f); err != nil {
-		return fmt.Errorf("%w: state_dir must be on a file system with trusted extended attributes (ext4, XFS, btrfs), and cube must run as root", err)
-	}
-	return nil
-}
-
 // Close ends the deletion of images under way and releases the directory. It may be called twice.
 func (s *Snapshotter) Close() error {
 	s.collector.stop()
@@ -116,8 +102,10 @@ func (s *Snapshotter) Close() error {
 // Stat returns a snapshot's record.
 func (s *Snapshotter) Stat(ctx context.Context, key string) (info snapshots.Info, err error) {
 	err = s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
-		_, info, _, err = storage.GetInfo(ctx, key)
-		return err
+		if _, info, _, err = storage.GetInfo(ctx, key); err != nil {
+			return fmt.Errorf("snapshot %q: %w", key, err)
+		}
+		return nil
 	})
 	return info, err
 }
