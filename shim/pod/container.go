@@ -33,6 +33,7 @@ type container struct {
 	records    record.Dir
 	state      record.State
 	hooks      specs.Hooks
+	strange    sync.Once // an event that is logged no more than once
 
 	// mu guards all below, and the processes. It is never held across I/O.
 	mu    sync.Mutex
@@ -116,7 +117,7 @@ func (c *container) event(e *api.Event, lastOOM *time.Time) {
 // known finds the process that an event is about.
 func (c *container) known(id, execID string) *process {
 	if id != c.id {
-		c.log.Warn("the guest tells of a container that it doesn't have", "id", guest.Text(id))
+		c.strange.Do(func() { c.log.Warn("the guest tells of a container that it doesn't have", "id", guest.Text(id)) })
 		return nil
 	}
 	if execID == "" {

@@ -75,7 +75,7 @@ func (p *Pod) Create(ctx context.Context, r CreateRequest) (pid int, err error) 
 	defer cancel()
 	defer context.AfterFunc(p.ctx, cancel)()
 
-	n := &creation{Pod: p, CreateRequest: r, log: p.env.Log, records: record.Dir(r.Bundle), began: time.Now()}
+	n := &creation{Pod: p, CreateRequest: r, log: p.env.Log.With("id", r.ID), records: record.Dir(r.Bundle), began: time.Now()}
 	if err := n.prepare(); err != nil {
 		return 0, err
 	}

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"slices"
 	"time"
 
 	eventsapi "github.com/containerd/containerd/api/events"
@@ -74,9 +75,6 @@ func (c *container) settle(p *process, execs []*process) {
 	}
 	c.mu.Lock()
 	exit := p.exit
-	if p.execID == "" {
-		c.initPublished = true
-	}
 	c.mu.Unlock()
 	if p.execID == "" {
 		if err := c.records.SaveExit(record.Exit{PID: c.vm.PID(), Status: exit.Status, At: exit.At}); err != nil {
@@ -99,32 +97,27 @@ func (c *container) settle(p *process, execs []*process) {
 	}
 }
 
-// awaitExecs waits for the execs' exits, and ends those that the guest says nothing of.
+// awaitExecs waits for the execs' exits, and ends those that the guest says nothing of. Starts that are still under way
+// by then fail: started sees that init's exit has been published.
 func (c *container) awaitExecs(execs []*process) {
 	timer := time.NewTimer(c.timeout(execsLimit))
 	defer timer.Stop()
-	for _, e := range execs {
-		select {
-		case <-e.done:
-		case <-timer.C:
-			for _, e := range execs {
-				c.exited(e, statusKilled)
-			}
-			c.awaitRunning(execs)
+	late := false
+	for {
+		c.mu.Lock()
+		i := slices.IndexFunc(execs, func(e *process) bool { return !e.isDone && !(late && e.state == Starting) })
+		c.initPublished = i < 0
+		c.mu.Unlock()
+		if i < 0 {
 			return
 		}
-	}
-}
-
-// awaitRunning waits for those that have an exit. Starts that are still under way fail by themselves: started sees that
-// init's exit has been published.
-func (c *container) awaitRunning(execs []*process) {
-	for _, e := range execs {
-		c.mu.Lock()
-		starting := e.state == Starting
-		c.mu.Unlock()
-		if !starting {
-			<-e.done // its drain is bounded
+		select {
+		case <-execs[i].done:
+		case <-timer.C:
+			late = true
+			for _, e := range execs {
+				c.exited(e, statusKilled) // its settling is bounded
+			}
 		}
 	}
 }

@@ -129,6 +129,34 @@ func TestLostExits(t *testing.T) {
 	checkOrder(t, h.until("/tasks/exit box/box"))
 }
 
+// TestLateStart: an exec whose start is answered after its container has ended never comes to life.
+func TestLateStart(t *testing.T) {
+	h := newHarness(t)
+	h.run("sleep")
+	guest := h.launcher.Last().Guest
+	guest.HoldExec = make(chan struct{})
+	h.exec("e", "sleep")
+	failed := make(chan error, 1)
+	go func() {
+		_, err := h.Service.Start(context.Background(), &taskapi.StartRequest{ID: cid, ExecID: "e"})
+		failed <- err
+	}()
+	for !strings.Contains(strings.Join(guest.Calls(), " "), "ExecProcess") {
+		time.Sleep(time.Millisecond)
+	}
+	h.must(h.kill("", syscall.SIGKILL))
+	h.wait("")
+	close(guest.HoldExec)
+	if err := <-failed; err == nil {
+		t.Error("started")
+	}
+	for _, e := range h.until("/tasks/exit box/box") {
+		if strings.Contains(e, "started box/e") || strings.Contains(e, "exit box/e") {
+			t.Errorf("event %s", e)
+		}
+	}
+}
+
 // TestMachineDeath: whatever runs gets an exit, nobody waits for ever, and everything answers and can be deleted.
 func TestMachineDeath(t *testing.T) {
 	for reason, status := range map[string]uint32{"guest panicked": 255, "signal: killed": 137} {

@@ -28,7 +28,9 @@ type Agent struct {
 
 	// Jitter makes answers and events come after a random time up to this.
 	Jitter time.Duration
-	// Loseexits: exits of execs aren't told.
+	// HoldExec, if set, is waited for before the answer to a successful ExecProcess.
+	HoldExec chan struct{}
+	// LoseExits: exits of execs aren't told.
 	LoseExits bool
 
 	mu        sync.Mutex
@@ -216,12 +218,16 @@ func (a *Agent) ExecProcess(_ context.Context, r *api.ExecProcessRequest) (*api.
 		return nil, err
 	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	if init := a.processes[""]; init == nil || init.over() {
+		a.mu.Unlock()
 		return nil, status.Error(codes.FailedPrecondition, "the container has stopped")
 	}
 	a.processes[r.ExecId] = p
+	a.mu.Unlock()
 	go p.run()
+	if a.HoldExec != nil {
+		<-a.HoldExec
+	}
 	return &api.ProcessResponse{Pid: 2}, nil
 }
 
