@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
@@ -29,6 +30,9 @@ import (
 // bootTimeout is how long a guest may take from its start to its being settled. Emulated on an idle host it takes 6 to
 // 10 s.
 const bootTimeout = 90 * time.Second
+
+// deathDelay is how much later than a broken agent channel the machine's end may be known.
+const deathDelay = time.Second
 
 // trialShape is what the trial of KVM boots.
 var trialShape = vmm.Shape{VCPUs: 1, MemoryMiB: 256}
@@ -70,12 +74,12 @@ func NewLauncher(cfg *config.Config, settle Settle, log *slog.Logger) *Launcher 
 // machine lets go of the base snapshot's memory with its end.
 type machine struct {
 	*qemu.Machine
-	base *ready
+	letGo func() error // of the base, once
 }
 
 // Stop is the machine's, and lets go of the memory.
 func (m *machine) Stop(ctx context.Context) error {
-	return errors.Join(m.Machine.Stop(ctx), m.base.Close())
+	return errors.Join(m.Machine.Stop(ctx), m.letGo())
 }
 
 // Launch restores a machine from the base snapshot of the shape that fits r, after making that if there is none.
@@ -109,7 +113,7 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (_ vmm.Machine, er
 	if err != nil {
 		return nil, err
 	}
-	return &machine{Machine: m, base: b}, nil
+	return &machine{Machine: m, letGo: sync.OnceValue(b.Close)}, nil
 }
 
 // Warm is a base snapshot that this process keeps in memory, for itself and for all others.
@@ -240,16 +244,16 @@ func (l *Launcher) boot(ctx context.Context, kind accel.Kind, shape vmm.Shape) (
 	}
 	u.Push(func() error { return halt(m) })
 	if err := l.settle(ctx, stayOpen{m.Agent()}); err != nil {
-		return nil, nil, bootError(ctx, m, err)
+		return nil, nil, l.bootError(ctx, m, err)
 	}
 	return m, mem, nil
 }
 
 // bootError tells a guest that has died from one that doesn't answer.
-func bootError(ctx context.Context, m *qemu.Machine, err error) error {
+func (l *Launcher) bootError(ctx context.Context, m *qemu.Machine, err error) error {
 	select {
 	case <-m.Done():
-	case <-time.After(100 * time.Millisecond): // an agent channel that broke may be the first sign
+	case <-time.After(l.cfg.Timeout(deathDelay)):
 	}
 	var death *vmm.DeathError
 	if errors.As(m.Err(), &death) {

@@ -125,6 +125,11 @@ func obey(args []string) (string, error) {
 	case "nics":
 		e, err := os.ReadDir("/sys/class/net")
 		return fmt.Sprint(len(e)), err
+	case "remember":
+		memory = arg(1)
+		return "", nil
+	case "recall":
+		return memory, nil
 	case "say":
 		fmt.Println(strings.Join(args[1:], " "))
 		return "", nil
@@ -200,8 +205,9 @@ func obey(args []string) (string, error) {
 }
 
 var (
-	hoard [][]byte
-	spun  atomic.Int64
+	hoard  [][]byte
+	memory string
+	spun   atomic.Int64
 )
 
 func onDisk(serial string, flags int, do func(*os.File) (string, error)) (string, error) {
