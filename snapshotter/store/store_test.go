@@ -210,12 +210,15 @@ func TestImage(t *testing.T) {
 // TestFillsHoles: an fstrim of all file systems makes the image sparse; the next start allocates it again.
 func TestFillsHoles(t *testing.T) {
 	h := ext4Host(t, units.GiB)
-	h.up()
+	s := h.up()
 	if out, err := exec.Command("fstrim", h.cfg.StoreDir()).CombinedOutput(); err != nil {
 		t.Skipf("this kernel's loop devices don't discard: %s", out)
 	}
 	if n := allocated(t, h.cfg.StoreImage()); n >= units.GiB {
 		t.Fatalf("fstrim left %d bytes", n)
+	}
+	if err := s.Release(); err != nil { // which waits for discards under way
+		t.Fatal(err)
 	}
 	h.up()
 	if n := allocated(t, h.cfg.StoreImage()); n < units.GiB {
