@@ -164,15 +164,14 @@ func (n *creation) run(ctx context.Context) (_ *container, err error) {
 		return nil, err
 	}
 	u.Push(func() error { return runPoststop(n.plan.Hooks, n.ID, n.Bundle) })
-	if err := n.hostHooks(ctx); err != nil {
+	g, gctx = errgroup.WithContext(ctx)
+	g.Go(func() error { return n.hostHooks(gctx) })
+	g.Go(func() error { return n.identify(gctx) })
+	g.Go(func() error { return n.plugIn(gctx) })
+	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	for _, d := range n.root.Disks {
-		if err := n.machine.AddDisk(ctx, d); err != nil {
-			return nil, fmt.Errorf("plug in root disk %s: %w", d.File.Name(), err)
-		}
-	}
-	n.stage("disks")
+	n.stage("guest")
 	return n.createInGuest(ctx)
 }
 
@@ -212,7 +211,7 @@ func machineDir(cfg *config.Config, id, bundle string) string {
 	return filepath.Join(cfg.VMDir(), fmt.Sprintf("%s-%x", id, sum[:4]))
 }
 
-// launch makes the machine and gives its guest an identity.
+// launch makes the machine.
 func (n *creation) launch(ctx context.Context) error {
 	began := time.Now()
 	m, err := n.env.Launcher(n.cfg).Launch(ctx, vmm.Request{
@@ -227,13 +226,28 @@ func (n *creation) launch(ctx context.Context) error {
 	}
 	n.machine = m
 	n.log.Debug("machine launched", "took", time.Since(began), "pid", m.PID(), "shape", m.Shape())
+	return nil
+}
+
+// identify greets the agent and gives the guest its identity, before which nothing of a workload runs in it.
+func (n *creation) identify(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.Timeout(identifyLimit))
 	defer cancel()
-	if n.guest, err = guest.Connect(ctx, m.Agent(), n.cfg.Timeout); err != nil {
+	if n.guest, err = guest.Connect(ctx, n.machine.Agent(), n.cfg.Timeout); err != nil {
 		return n.deathOf(err)
 	}
-	if _, err := n.guest.Identify(ctx, hostname(n.plan.Guest.Hostname, n.ID), n.ID); err != nil {
+	if _, err = n.guest.Identify(ctx, hostname(n.plan.Guest.Hostname, n.ID), n.ID); err != nil {
 		return n.deathOf(err)
+	}
+	return nil
+}
+
+// plugIn gives the machine the root's disks. The guest sees them while it is being identified.
+func (n *creation) plugIn(ctx context.Context) error {
+	for _, d := range n.root.Disks {
+		if err := n.machine.AddDisk(ctx, d); err != nil {
+			return fmt.Errorf("plug in root disk %s: %w", d.File.Name(), err)
+		}
 	}
 	return nil
 }
