@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -54,7 +55,9 @@ type machine struct {
 	ended   chan struct{}
 	console *console
 	qmp     *qmp.Client
-	channel net.Conn
+	channel net.Conn // to the guest's port
+	toHost  chan net.Conn
+	relayed net.Conn // the session's end of what is relayed to and from it
 	session *mux.Session
 	agent   api.AgentClient
 	stream  uint32
@@ -142,7 +145,8 @@ func boot(t *testing.T) *machine {
 	}()
 	_, _ = agentQEMU.Close(), controlQEMU.Close()
 	m.channel, m.qmp = conn(t, agent), qmp.New(conn(t, control).(*net.UnixConn))
-	m.lun = 1
+	m.lun, m.toHost = 1, make(chan net.Conn, 1)
+	go m.relay()
 	if err := m.qmp.Open(contextFor(t, 10*time.Second)); err != nil {
 		m.fail(t, err)
 	}
@@ -180,6 +184,28 @@ func (m *machine) work(t *testing.T) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
+// relay passes what comes from the guest to whichever session there is.
+func (m *machine) relay() {
+	var to net.Conn
+	b := make([]byte, 64<<10)
+	for {
+		n, err := m.channel.Read(b)
+		if err != nil {
+			if to != nil {
+				_ = to.Close()
+			}
+			return
+		}
+		select {
+		case to = <-m.toHost:
+		default:
+		}
+		if to != nil {
+			_, _ = to.Write(b[:n])
+		}
+	}
+}
+
 // fail ends the test with what the guest has printed.
 func (m *machine) fail(t *testing.T, err error) {
 	t.Helper()
@@ -188,11 +214,18 @@ func (m *machine) fail(t *testing.T, err error) {
 	t.Fatalf("%v; console:\n%s", err, text)
 }
 
-// connect says hello.
+// connect begins a session. The one before ends without the guest hearing of it.
 func (m *machine) connect(t *testing.T) {
 	t.Helper()
+	if m.relayed != nil {
+		_ = m.relayed.Close()
+	}
+	host, relayed := net.Pipe()
+	m.relayed = relayed
+	go func() { _, _ = io.Copy(m.channel, relayed) }()
+	m.toHost <- relayed
 	var err error
-	if m.session, err = mux.Connect(contextFor(t, 60*time.Second), m.channel); err != nil {
+	if m.session, err = mux.Connect(contextFor(t, 60*time.Second), host); err != nil {
 		m.fail(t, err)
 	}
 	m.agent = api.NewAgentClient(ttrpc.NewClient(m.session.Control()))

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/cubesandbox/cube/guest-agent/agent/uevent"
 )
@@ -22,12 +23,25 @@ const block = "/sys/block"
 // serials are what the host may call a disk: what QEMU's devices take.
 var serials = regexp.MustCompile(`^[a-z0-9-]{1,20}$`)
 
-// Find returns the device node of the disk with that serial. It waits until ctx ends for the disk to appear; the error
-// then wraps ErrNotFound.
-func Find(ctx context.Context, serial string) (node string, err error) {
-	if !serials.MatchString(serial) {
-		return "", fmt.Errorf("%q is no serial of a disk", serial)
+// Check says what is wrong with a disk's description.
+func Check(serial, fstype string) error {
+	switch {
+	case !serials.MatchString(serial):
+		return fmt.Errorf("%q is no serial of a disk", serial)
+	case !fileSystems[fstype]:
+		return fmt.Errorf("the file system of disk %q can't be %q", serial, fstype)
 	}
+	return nil
+}
+
+// appearTimeout bounds the wait for a disk. It takes 0.2 s in an emulated guest on an idle host.
+const appearTimeout = 30 * time.Second
+
+// Find returns the device node of the disk with that serial. It waits for the disk to appear; when it doesn't, the error
+// wraps ErrNotFound.
+func Find(ctx context.Context, serial string) (node string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, appearTimeout)
+	defer cancel()
 	err = uevent.Until(ctx, "block", func() (bool, error) {
 		name, err := find(block, serial)
 		node = filepath.Join("/dev", name)

@@ -76,6 +76,11 @@ func (r *Root) Unmount() error {
 }
 
 func check(r *api.Rootfs) error {
+	for _, d := range r.GetDisks() {
+		if err := disks.Check(d.GetSerial(), d.GetFstype()); err != nil {
+			return err
+		}
+	}
 	switch o := r.GetOverlay(); {
 	case len(r.GetDisks()) == 0:
 		return errors.New("no disk")

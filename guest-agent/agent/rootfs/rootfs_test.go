@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,9 @@ func TestMountRefusesNonsense(t *testing.T) {
 		"nothing":        nil,
 		"no disk":        {},
 		"two disks":      {Disks: []*api.Disk{disk, disk}},
-		"many disks":     {Disks: make([]*api.Disk, maxDisks+1), Overlay: &api.Overlay{Lower: []*api.LayerDir{dir}}},
+		"no such type":   {Disks: []*api.Disk{{Serial: "root0", Fstype: "proc"}}},
+		"bad serial":     {Disks: []*api.Disk{{Serial: "../x", Fstype: "ext4"}}},
+		"many disks":     {Disks: slices.Repeat([]*api.Disk{disk}, maxDisks+1), Overlay: &api.Overlay{Lower: []*api.LayerDir{dir}}},
 		"no lower":       {Disks: []*api.Disk{disk}, Overlay: &api.Overlay{}},
 		"upper, no work": {Disks: []*api.Disk{disk}, Overlay: &api.Overlay{Lower: []*api.LayerDir{dir}, Upper: dir}},
 	} {

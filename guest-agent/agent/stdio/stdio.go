@@ -132,8 +132,8 @@ func (p *Process) Ended() {
 		for _, o := range p.outputs {
 			_ = o.from.SetReadDeadline(time.Unix(1, 0))
 		}
-		if p.stdin != nil {
-			_ = p.stdin.SetWriteDeadline(time.Unix(1, 0))
+		if p.stdin != nil && p.terminal == nil {
+			_ = p.stdin.Close()
 		}
 		if p.streams.In != nil && p.streams.In != p.streams.Out {
 			_ = p.streams.In.Close()
@@ -184,24 +184,29 @@ func (p *Process) Resize(columns, rows uint16) error {
 	return os.NewSyscallError("set the terminal's size", ioctl)
 }
 
-// feed copies from the host to the process. The end of it closes a pipe; a terminal stays open for output.
+// feed copies from the host to the process. A pipe is closed when the host says that this was all, or the process reads
+// no more; not when the host is gone, which is no end of the input. A terminal stays open for output.
 func (p *Process) feed() {
-	in := p.streams.In
-	_, err := io.CopyBuffer(writerOnly{p.stdin}, readerOnly{in}, make([]byte, copySize))
-	if p.terminal != nil {
-		return
-	}
-	_ = p.stdin.Close()
-	if err != nil {
-		_ = in.Close() // nobody reads it any more
+	b := make([]byte, copySize)
+	for {
+		n, err := p.streams.In.Read(b)
+		if n > 0 {
+			if _, failed := p.stdin.Write(b[:n]); failed != nil {
+				if p.terminal == nil {
+					_ = p.stdin.Close()
+					_ = p.streams.In.Close()
+				}
+				return
+			}
+		}
+		if err == io.EOF && p.terminal == nil {
+			_ = p.stdin.Close()
+		}
+		if err != nil {
+			return
+		}
 	}
 }
-
-// writerOnly and readerOnly keep io.Copy from finding a way around the buffer (splice, which takes no deadline).
-type (
-	writerOnly struct{ io.Writer }
-	readerOnly struct{ io.Reader }
-)
 
 // output copies from a process to the host.
 type output struct {

@@ -259,15 +259,24 @@ func TestOutputThatNobodyReads(t *testing.T) {
 	finish(t, c, p)
 
 	_, gout = h.stream(t)
-	if p, err = Pipes(Streams{Out: gout}); err != nil {
+	_, gin := h.stream(t)
+	if p, err = Pipes(Streams{In: gin, Out: gout}); err != nil {
 		t.Fatal(err)
 	}
-	c = start(t, p, "head -c 5000000 /dev/zero")
+	c = start(t, p, "head -c 5000000 /dev/zero; read x && exit 1; exit 2")
 	_ = h.Close()
-	_ = c.Wait()
-	if !c.ProcessState.Success() {
-		t.Errorf("%v, want success although the host is gone", c.ProcessState)
+	ended := make(chan struct{})
+	go func() {
+		_ = c.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		t.Errorf("%v, although neither its output nor its input has ended", c.ProcessState)
+	case <-time.After(300 * time.Millisecond):
 	}
+	_ = c.Process.Kill()
+	<-ended
 	finish(t, c, p)
 }
 

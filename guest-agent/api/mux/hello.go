@@ -69,11 +69,8 @@ func Connect(ctx context.Context, conn net.Conn) (*Session, error) {
 	s.onEnd = func() { _ = conn.Close() }
 	go func() {
 		err := s.readFrames(r)
-		switch {
-		case errors.Is(err, errSync): // only a host says hello
+		if errors.Is(err, errSync) { // only a host says hello
 			err = protocolErrorf("frame of zeros")
-		case err == io.EOF:
-			err = errEnded
 		}
 		s.end(err)
 	}()

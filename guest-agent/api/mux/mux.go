@@ -74,7 +74,7 @@ var (
 	// ErrNoStream says that no stream of that id waits to be taken.
 	ErrNoStream = errors.New("agent channel: no such stream")
 
-	// errEnded is what a session on the host ends with when the machine does.
+	// errEnded is what a session ends with when the channel does.
 	errEnded = fmt.Errorf("agent channel: %w", io.ErrUnexpectedEOF)
 	// errSync is what a header of zeros gives.
 	errSync = errors.New("agent channel: a HELLO follows")

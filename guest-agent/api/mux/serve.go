@@ -30,7 +30,7 @@ func Serve(conn io.ReadWriter, handle func(*Session)) error {
 			s.end(err) // the host has to begin anew
 		default:
 			s.end(err)
-			return s.Err()
+			return err
 		}
 		// The next session must not write before this one has written its last frame.
 		<-s.written

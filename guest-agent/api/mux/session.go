@@ -137,6 +137,9 @@ func (s *Session) Close() error {
 
 // end ends the session with a reason; the first one counts.
 func (s *Session) end(err error) {
+	if err == io.EOF { // not to be taken for a stream's
+		err = errEnded
+	}
 	s.mu.Lock()
 	if s.err != nil {
 		s.mu.Unlock()
