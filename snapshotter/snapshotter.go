@@ -186,6 +186,11 @@ func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, er
 	return m, s.fail("mount", key, err)
 }
 
+// hostOptions are how the host mounts an image to write it. A store that is full fails the loop device's writes long after
+// the writer has gone, and whoever doesn't sync isn't told: the layer would be committed with zeros for data. So ext4 is
+// to give up at the first lost block, which Commit sees. Linux 6.1 does that only with dioread_lock.
+var hostOptions = []string{"data_err=abort", "dioread_lock"}
+
 // mounts is one mount of the image. It is ext4 as long as no guest may have written the image.
 func (s *Snapshotter) mounts(id string, readonly bool) ([]mount.Mount, error) {
 	marked, err := s.marked(id)
@@ -193,15 +198,14 @@ func (s *Snapshotter) mounts(id string, readonly bool) ([]mount.Mount, error) {
 		return nil, err
 	}
 	m := mount.Mount{Type: "ext4", Source: s.path(id), Options: []string{"rw", "loop", "discard"}}
-	// A store that is full fails the loop device's writes long after the writer has gone, and whoever doesn't sync isn't
-	// told: the layer would be committed with zeros for data. So ext4 is to give up at the first lost block, which Commit
-	// sees. Linux 6.1 does that only with dioread_lock.
-	m.Options = append(m.Options, "data_err=abort", "dioread_lock")
 	if readonly {
 		m.Options = []string{"ro", "loop"}
 	}
-	if marked {
+	switch {
+	case marked:
 		m.Type = guestmark.MountType
+	case !readonly:
+		m.Options = append(m.Options, hostOptions...)
 	}
 	return []mount.Mount{m}, nil
 }
