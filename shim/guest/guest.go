@@ -84,7 +84,7 @@ func (g *Guest) Open() (*mux.Stream, uint32, error) {
 // Identify gives the guest its time, random numbers and name: the first call after a boot or restore.
 func (g *Guest) Identify(ctx context.Context, hostname, id string) (*api.ConfigureResponse, error) {
 	seed := make([]byte, entropyBytes)
-	rand.Read(seed) //nolint:errcheck // never fails
+	rand.Read(seed) // never fails
 	r, err := g.Configure(ctx, &api.ConfigureRequest{
 		UnixNanos: time.Now().UnixNano(),
 		Entropy:   seed,
@@ -111,7 +111,7 @@ func (g *Guest) Err() error { return g.session.Err() }
 
 // Close ends the channel.
 func (g *Guest) Close() error {
-	g.rpc.Close() //nolint:errcheck // always nil
+	g.rpc.Close() // always nil
 	return g.session.Close()
 }
 
@@ -180,7 +180,7 @@ func Settle(scale func(time.Duration) time.Duration) func(ctx context.Context, a
 		if err != nil {
 			return err
 		}
-		defer g.Close() //nolint:errcheck // always nil
+		defer g.Close() // always nil
 		if _, err := g.Quiesce(ctx, &emptypb.Empty{}); err != nil {
 			return fmt.Errorf("bring the guest to rest: %w", err)
 		}

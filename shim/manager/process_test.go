@@ -138,7 +138,7 @@ func (d *daemon) serveEvents(path string) {
 	eventsapi.RegisterTTRPCEventsService(server, d)
 	l, err := net.Listen("unix", path)
 	d.must(err)
-	go server.Serve(context.Background(), l) //nolint:errcheck // ends with the test
+	go server.Serve(context.Background(), l) // ends with the test
 	d.Cleanup(func() { server.Close() })
 }
 

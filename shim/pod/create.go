@@ -289,7 +289,7 @@ func (n *creation) stopMachine() error {
 	cancel()
 	err := n.machine.Stop(ctx)
 	if n.guest != nil {
-		n.guest.Close() //nolint:errcheck // always nil
+		n.guest.Close() // always nil
 	}
 	return err
 }
@@ -304,7 +304,8 @@ func (n *creation) recordMachine() error {
 func (n *creation) hostHooks(ctx context.Context) error {
 	h := n.plan.Hooks
 	state := specs.State{ID: n.ID, Status: specs.StateCreating, Pid: n.machine.PID(), Bundle: n.Bundle}
-	if err := hooks.Run(ctx, "prestart", h.Prestart, state); err != nil { //nolint:staticcheck // deprecated, but docker and nvidia still use it
+	//lint:ignore SA1019 docker and nvidia still use it
+	if err := hooks.Run(ctx, "prestart", h.Prestart, state); err != nil {
 		return err
 	}
 	return hooks.Run(ctx, "createRuntime", h.CreateRuntime, state)

@@ -99,7 +99,7 @@ func (c *container) startExec(ctx context.Context, t *process) error {
 	c.mu.Unlock()
 	if resized {
 		// An exec that has already ended has no terminal.
-		c.vm.guest.ResizePty(ctx, &api.ResizePtyRequest{Id: c.id, ExecId: t.execID, Columns: cols, Rows: rows}) //nolint:errcheck
+		c.vm.guest.ResizePty(ctx, &api.ResizePtyRequest{Id: c.id, ExecId: t.execID, Columns: cols, Rows: rows})
 	}
 	return nil
 }

@@ -170,5 +170,5 @@ func (v *vm) end() {
 		v.stopErr = fmt.Errorf("stop the machine: %w", err)
 		v.log.Error("stop the machine", "error", err)
 	}
-	v.guest.Close() //nolint:errcheck // always nil
+	v.guest.Close() // always nil
 }

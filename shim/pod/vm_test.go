@@ -27,7 +27,7 @@ func newTestVM(t *testing.T) (*vm, *fake.Machine) {
 		t.Fatal(err)
 	}
 	v := newVM(m, g, slog.New(slog.NewTextHandler(t.Output(), nil)), hasty)
-	t.Cleanup(func() { v.stop() }) //nolint:errcheck // the fake's never fails
+	t.Cleanup(func() { v.stop() }) // the fake's never fails
 	return v, l.Last()
 }
 

@@ -77,7 +77,9 @@ func resources(p *Plan, _ *config.Config) error {
 		c.RealtimePeriod, c.RealtimeRuntime = nil, nil
 	}
 	if m := r.Memory; m != nil {
-		m.Kernel, m.KernelTCP, m.Swappiness, m.DisableOOMKiller = nil, nil, nil, nil //nolint:staticcheck // deprecated, but callers still set them
+		//lint:ignore SA1019 callers still set it, and crun refuses it
+		m.Kernel = nil
+		m.KernelTCP, m.Swappiness, m.DisableOOMKiller = nil, nil, nil
 	}
 	return nil
 }
@@ -164,7 +166,8 @@ func hooks(p *Plan, _ *config.Config) error {
 			h.CreateContainer[0].Path)
 	}
 	p.Hooks = specs.Hooks{
-		Prestart:      h.Prestart, //nolint:staticcheck // deprecated, but docker and nvidia still use it
+		//lint:ignore SA1019 docker and nvidia still use it
+		Prestart:      h.Prestart,
 		CreateRuntime: h.CreateRuntime,
 		Poststart:     h.Poststart,
 		Poststop:      h.Poststop,

@@ -57,9 +57,9 @@ func (in *input) copyTo(st Stream) {
 	_, err := io.CopyBuffer(onlyWriter{st}, onlyReader{in.r}, make([]byte, copyBuffer))
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// finish was called: what a client wrote before that is in the fifo now, also if the client still has it open.
-		io.CopyBuffer(onlyWriter{st}, nowReader{in.r}, make([]byte, copyBuffer)) //nolint:errcheck // either end may go at any time
+		io.CopyBuffer(onlyWriter{st}, nowReader{in.r}, make([]byte, copyBuffer)) // either end may go at any time
 	}
-	st.CloseWrite() //nolint:errcheck // fails for a stream that has gone, and its process with it
+	st.CloseWrite() // fails for a stream that has gone, and its process with it
 	in.finish()
 	in.r.Close() // clients learn that nobody reads any more
 }
@@ -73,7 +73,7 @@ func (in *input) finish() {
 	}
 	in.w.Close()
 	in.w = nil
-	in.r.SetReadDeadline(time.Now()) //nolint:errcheck // fails on a closed one, which is at its end anyway
+	in.r.SetReadDeadline(time.Now()) // fails on a closed one, which is at its end anyway
 }
 
 // close ends the input where it is.

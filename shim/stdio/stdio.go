@@ -95,7 +95,7 @@ func (s *IO) Attach(st Streams) {
 		go func() {
 			defer copies.Done()
 			defer from.Close()
-			io.CopyBuffer(countingWriter{to.w, &s.progress}, onlyReader{from}, make([]byte, copyBuffer)) //nolint:errcheck // either end may go at any time
+			io.CopyBuffer(countingWriter{to.w, &s.progress}, onlyReader{from}, make([]byte, copyBuffer)) // either end may go at any time
 		}()
 	}
 	forward(s.stdout, st.Stdout)

@@ -90,7 +90,7 @@ func TestExitOrder(t *testing.T) {
 					}
 					if args[0] == "sleep" {
 						time.Sleep(rand.N(3 * time.Millisecond))
-						h.kill(id, syscall.SIGTERM) //nolint:errcheck // it may have gone with init
+						h.kill(id, syscall.SIGTERM) // it may have gone with init
 					}
 					h.wait(id)
 				})
@@ -246,7 +246,7 @@ func TestSilentAgent(t *testing.T) {
 	hung := make(chan struct{})
 	go func() {
 		defer close(hung)
-		h.Service.Start(context.Background(), &taskapi.StartRequest{ID: cid, ExecID: "e"}) //nolint:errcheck // it can't succeed
+		h.Service.Start(context.Background(), &taskapi.StartRequest{ID: cid, ExecID: "e"}) // it can't succeed
 	}()
 	for range 20 {
 		began := time.Now()

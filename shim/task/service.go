@@ -252,7 +252,7 @@ func (s *Service) Shutdown(context.Context, *taskapi.ShutdownRequest) (*emptypb.
 	}
 	if s.socket != "" {
 		// containerd removes the bundle as soon as it has the answer, and with it the way to find the socket.
-		os.Remove(s.socket) //nolint:errcheck // `shim delete` tries again
+		os.Remove(s.socket) // `shim delete` tries again
 	}
 	s.shutdown.Shutdown()
 	return empty, nil

@@ -190,7 +190,7 @@ func TestSlowReader(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		h.Service.Wait(context.Background(), &taskapi.WaitRequest{ID: cid, ExecID: "e"}) //nolint:errcheck // looked at below
+		h.Service.Wait(context.Background(), &taskapi.WaitRequest{ID: cid, ExecID: "e"}) // looked at below
 	}()
 	var got bytes.Buffer
 	part := make([]byte, 20000)

@@ -53,7 +53,7 @@ func newAgent(m *Machine) *Agent {
 
 func (a *Agent) serve(conn net.Conn) {
 	defer conn.Close()
-	mux.Serve(conn, func(s *mux.Session) { //nolint:errcheck // ends with the machine
+	mux.Serve(conn, func(s *mux.Session) { // ends with the machine
 		a.mu.Lock()
 		a.session = s
 		a.mu.Unlock()
@@ -63,7 +63,7 @@ func (a *Agent) serve(conn net.Conn) {
 		}
 		api.RegisterAgentService(server, a)
 		l := &oneConn{conn: s.Control(), done: s.Done()}
-		server.Serve(context.Background(), l) //nolint:errcheck // ends with the session
+		server.Serve(context.Background(), l) // ends with the session
 		server.Close()
 	})
 }

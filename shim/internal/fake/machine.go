@@ -178,8 +178,8 @@ func (m *Machine) end(err error) {
 		m.err = err
 		m.mu.Unlock()
 		far := m.far.(*net.UnixConn)
-		far.CloseRead()  //nolint:errcheck // for the ends to read EOF; serve closes it
-		far.CloseWrite() //nolint:errcheck // the same
+		far.CloseRead()  // for the ends to read EOF; serve closes it
+		far.CloseWrite() // the same
 		m.Guest.die()
 		close(m.done)
 	})
@@ -187,5 +187,5 @@ func (m *Machine) end(err error) {
 
 // HangUp ends the agent channel, but not the machine.
 func (m *Machine) HangUp() {
-	m.far.(*net.UnixConn).CloseWrite() //nolint:errcheck // the host reads an end
+	m.far.(*net.UnixConn).CloseWrite() // the host reads an end
 }

@@ -111,7 +111,7 @@ func (p *process) number(i int) uint32 {
 
 func (p *process) write(r io.Reader) {
 	if p.stdout != nil {
-		io.Copy(struct{ io.Writer }{p.stdout}, r) //nolint:errcheck // the reader may go
+		io.Copy(struct{ io.Writer }{p.stdout}, r) // the reader may go
 	}
 }
 
