@@ -46,6 +46,7 @@ type Limits struct {
 type Group struct {
 	name string
 	dirs []string
+	v2   bool
 }
 
 // Create makes the group /cube/<name>. A group of that name is a leftover: it is emptied and removed first.
@@ -143,7 +144,7 @@ func (g *Group) createV2(l Limits, log *slog.Logger) error {
 		return err
 	}
 	path := filepath.Join(Parent, g.name)
-	g.dirs = []string{filepath.Join(mountPoint, path)}
+	g.v2, g.dirs = true, []string{filepath.Join(mountPoint, path)}
 	res := &cgroup2.Resources{
 		Memory: &cgroup2.Memory{Max: &l.Memory},
 		Pids:   &cgroup2.Pids{Max: l.PIDs},
@@ -173,19 +174,44 @@ func require(memory, pids, cpu bool, log *slog.Logger) error {
 	return nil
 }
 
-// Join opens the files through which a process enters the group: it writes "0" to each (cgroups(7)).
-func (g *Group) Join() (files []*os.File, err error) {
+// Entry is how a process gets into the group without the migration of a running process, for which the kernel waits for
+// all processors.
+type Entry struct {
+	// Into, on cgroup v2, is the directory to be born in (CLONE_INTO_CGROUP); nil on v1.
+	Into *os.File
+	// Files, on cgroup v1, are files to which the thread that will execute the program writes "0", one per hierarchy.
+	Files []*os.File
+}
+
+// Entry opens the way in. The caller closes it.
+func (g *Group) Entry() (_ *Entry, err error) {
+	e := &Entry{}
 	for _, dir := range g.dirs {
-		f, err := os.OpenFile(filepath.Join(dir, "cgroup.procs"), os.O_WRONLY, 0)
-		if err != nil {
-			for _, f := range files {
-				_ = f.Close()
+		if g.v2 {
+			e.Into, err = os.Open(dir)
+		} else {
+			var f *os.File
+			if f, err = os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0); err == nil {
+				e.Files = append(e.Files, f)
 			}
-			return nil, fmt.Errorf("open cgroup: %w", err)
 		}
-		files = append(files, f)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("open cgroup: %w", err), e.Close())
+		}
 	}
-	return files, nil
+	return e, nil
+}
+
+// Close closes the files.
+func (e *Entry) Close() error {
+	var errs []error
+	if e.Into != nil {
+		errs = append(errs, e.Into.Close())
+	}
+	for _, f := range e.Files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Dirs are the group's directories, one per hierarchy.

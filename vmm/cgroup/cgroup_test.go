@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,25 +64,26 @@ func (g *Group) setting(t *testing.T, names ...string) string {
 // spawn starts a process and returns when it is in the group.
 func spawn(t *testing.T, g *Group, argv ...string) *exec.Cmd {
 	t.Helper()
-	files, err := g.Join()
+	e, err := g.Entry()
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer e.Close()
 	script := ""
-	for i := range files {
+	for i := range e.Files {
 		script += fmt.Sprintf("echo 0 >&%d || exit 99; ", i+3)
 	}
 	cmd := exec.Command("sh", append([]string{"-c", script + `echo; exec "$@" >/dev/null`, "sh"}, argv...)...)
-	cmd.ExtraFiles = files
+	cmd.ExtraFiles = e.Files
+	if e.Into != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(e.Into.Fd())}
+	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
-	}
-	for _, f := range files {
-		f.Close()
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	if _, err := out.Read(make([]byte, 1)); err != nil {
@@ -140,9 +143,12 @@ func TestRemoveV2(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Skip(err)
 	}
-	g := &Group{dirs: []string{dir}}
+	g := &Group{dirs: []string{dir}, v2: true}
 	t.Cleanup(func() { _ = g.Remove(ctx(t)) })
 	cmd := spawn(t, g, "sleep", "60")
+	if pids := g.setting(t, "cgroup.procs"); pids != strconv.Itoa(cmd.Process.Pid) {
+		t.Errorf("the group holds %q, want process %d", pids, cmd.Process.Pid)
+	}
 	if _, err := os.Stat(filepath.Join(dir, "cgroup.kill")); err != nil {
 		t.Logf("no cgroup.kill here: %v", err)
 	}

@@ -98,14 +98,14 @@ func (c *Command) Start(started func(pid int) error) (_ *Process, err error) {
 	spec.Keep = firstFD + len(files) - 1
 	add := func(f *os.File) (fd int) {
 		files = append(files, f)
-		held.Push(f.Close)
 		return firstFD + len(files) - 1
 	}
-	groups, err := c.Cgroup.Join()
+	entry, err := c.Cgroup.Entry()
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range groups {
+	held.Push(entry.Close)
+	for _, f := range entry.Files {
 		spec.Cgroups = append(spec.Cgroups, add(f))
 	}
 	if c.NetNS != "" {
@@ -113,6 +113,7 @@ func (c *Command) Start(started func(pid int) error) (_ *Process, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("open network namespace: %w", err)
 		}
+		held.Push(ns.Close)
 		spec.NetNS = add(ns)
 	}
 	in, out, err := os.Pipe()
@@ -123,16 +124,20 @@ func (c *Command) Start(started func(pid int) error) (_ *Process, err error) {
 	closeOut := func() error { return ignoreClosed(out.Close()) }
 	held.Push(closeOut)
 
-	p, err := run(&exec.Cmd{
+	cmd := &exec.Cmd{
 		Path:       c.Launcher,
 		Args:       []string{c.Launcher, "-name", c.Name},
-		Env:        []string{},
+		Env:        []string{"GOMAXPROCS=1"}, // cube-jail's; spares it finding out, and threads
 		Dir:        "/",
 		Stdin:      in,
 		Stdout:     c.Output,
 		Stderr:     c.Output,
 		ExtraFiles: files,
-	})
+	}
+	if entry.Into != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(entry.Into.Fd())}
+	}
+	p, err := run(cmd)
 	if err != nil {
 		return nil, fmt.Errorf("start cube-jail: %w", err)
 	}

@@ -25,15 +25,21 @@ func dropPrivileges(s *Spec) error {
 			return fmt.Errorf("bounding set: %w", err)
 		}
 	}
-	uid := int(s.UID)
-	if err := unix.Setgroups(nil); err != nil {
-		return fmt.Errorf("setgroups: %w", err)
-	}
-	if err := unix.Setresgid(uid, uid, uid); err != nil {
-		return fmt.Errorf("setresgid: %w", err)
-	}
-	if err := unix.Setresuid(uid, uid, uid); err != nil {
-		return fmt.Errorf("setresuid: %w", err)
+	// Straight to the kernel: the library would change all threads, and wait for them, where only the one that executes
+	// the command matters.
+	uid := uintptr(s.UID)
+	for _, c := range []struct {
+		what    string
+		nr      uintptr
+		a, b, c uintptr
+	}{
+		{"setgroups", unix.SYS_SETGROUPS, 0, 0, 0},
+		{"setresgid", unix.SYS_SETRESGID, uid, uid, uid},
+		{"setresuid", unix.SYS_SETRESUID, uid, uid, uid},
+	} {
+		if _, _, errno := unix.RawSyscall(c.nr, c.a, c.b, c.c); errno != 0 {
+			return fmt.Errorf("%s: %w", c.what, errno)
+		}
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData

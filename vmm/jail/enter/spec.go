@@ -28,7 +28,8 @@ type Spec struct {
 	Argv []string `json:"argv"`
 	// Keep is the highest descriptor that the command inherits; it gets all from 0 on.
 	Keep int `json:"keep"`
-	// Cgroups are descriptors of cgroup.procs files of the groups to enter. Above Keep.
+	// Cgroups are descriptors of the "tasks" files of the cgroup v1 groups to enter, above Keep; v2 needs none, since
+	// there the process is born in its group.
 	Cgroups []int `json:"cgroups"`
 	// NetNS is a descriptor of the network namespace to enter, above Keep; 0 for a new, empty one.
 	NetNS int `json:"netns"`
