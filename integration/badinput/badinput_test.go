@@ -75,7 +75,7 @@ func TestAnnotations(t *testing.T) {
 }
 
 func TestCommandThatIsNotInTheImage(t *testing.T) {
-	refused(t, run(t, nil, "/no/such/command"), "/no/such/command", "no such file")
+	refused(t, run(t, nil, "/no/such/command"), "/no/such/command", "not found")
 	refused(t, run(t, nil, "no-such-command"), "no-such-command", "not found")
 }
 

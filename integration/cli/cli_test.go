@@ -131,9 +131,10 @@ func TestDetachedLife(t *testing.T) {
 	if err := follow.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if r := s.Cube("exec", "-e", "X=1", id, "sh", "-c", "echo $X; touch /go; exit 5"); r.Code != 5 || r.Stdout != "1\n" {
+	if r := s.Cube("exec", "-e", "X=1", id, "sh", "-c", "echo $X; exit 5"); r.Code != 5 || r.Stdout != "1\n" {
 		t.Errorf("exec: %+v", r)
 	}
+	s.Cube("exec", id, "touch", "/go") // it may be killed by the end that it brings about
 	if err := follow.Wait(); err != nil || sorted(out.String()) != "one three two" {
 		t.Errorf("followed %q, %v", out.String(), err)
 	}
