@@ -14,7 +14,7 @@ import (
 )
 
 // status reads a process's /proc/<pid>/status.
-func status(t *testing.T, pid int) map[string]string {
+func status(t testing.TB, pid int) map[string]string {
 	t.Helper()
 	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -29,7 +29,7 @@ func status(t *testing.T, pid int) map[string]string {
 	return m
 }
 
-func read(t *testing.T, path string) string {
+func read(t testing.TB, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	if err != nil {

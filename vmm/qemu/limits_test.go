@@ -1,0 +1,188 @@
+package qemu_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/vmm/internal/testguest"
+	"github.com/cubesandbox/cube/vmm/qemu"
+	"github.com/cubesandbox/cube/vmm/record"
+)
+
+// groupValue reads a value of the machine's cgroup, whichever hierarchy has it.
+func groupValue(t testing.TB, dir string, names ...string) int {
+	t.Helper()
+	held, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		for _, pattern := range []string{"/sys/fs/cgroup/cube/%s/%s", "/sys/fs/cgroup/*/cube/%s/%s"} {
+			if found, _ := filepath.Glob(fmt.Sprintf(pattern, held.Cgroup, name)); len(found) > 0 {
+				b, err := os.ReadFile(found[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				return mustAtoi(t, strings.TrimSpace(string(b)))
+			}
+		}
+	}
+	t.Fatalf("no %v in cgroup %s", names, held.Cgroup)
+	return 0
+}
+
+// A guest that uses its memory stays within its group's limit, and isn't killed by it.
+func TestMemoryHog(t *testing.T) {
+	cfg := testguest.Config(t)
+	s := restoreSpec(t, cfg, "hog")
+	m, g := start(t, cfg, s)
+	for range 6 {
+		g.Must(t, cfg, "hog 20")
+	}
+	used := groupValue(t, s.Dir, "memory.peak", "memory.max_usage_in_bytes") >> 20
+	limit := groupValue(t, s.Dir, "memory.max", "memory.limit_in_bytes") >> 20
+	t.Logf("at most %d MiB used, limit %d", used, limit)
+	if used < 120 || used >= limit {
+		t.Errorf("%d MiB used, limit %d", used, limit)
+	}
+	if m.Err() != nil {
+		t.Error(m.Err())
+	}
+	// The kernel's own tool to end a guest that wants more than it has.
+	if _, err := g.Do(cfg, "hog 500"); err == nil {
+		t.Error("the guest got more memory than it has")
+	}
+	if death := ended(t, m, cfg.Timeout(10*time.Second)); death.Reason != "guest panicked" {
+		t.Errorf("got %+v", death)
+	}
+	used = groupValue(t, s.Dir, "memory.peak", "memory.max_usage_in_bytes") >> 20
+	t.Logf("at most %d MiB used in the end", used)
+	if used >= limit {
+		t.Errorf("%d MiB used in the end, limit %d", used, limit)
+	}
+}
+
+// A guest that spins on more threads than it may use gets its CPU time and no more.
+func TestSpinner(t *testing.T) {
+	cfg := testguest.Config(t)
+	s := restoreSpec(t, cfg, "spin")
+	s.CPULimit = 0.5
+	m, g := start(t, cfg, s)
+	g.Must(t, cfg, "spin 4")
+	const window = 3 * time.Second
+	before := cpuTime(t, m)
+	time.Sleep(window)
+	used := cpuTime(t, m) - before
+	t.Logf("%.2f CPUs used", used.Seconds()/window.Seconds())
+	if share := used.Seconds() / window.Seconds(); share > 0.5*1.2 {
+		t.Errorf("%.2f CPUs used, limit 0.5", share)
+	}
+	g.Must(t, cfg, "ping")
+}
+
+// cpuTime is what a machine's process has used.
+func cpuTime(t testing.TB, m *qemu.Machine) time.Duration {
+	t.Helper()
+	stat := read(t, fmt.Sprintf("/proc/%d/stat", m.PID()))
+	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+2:])
+	const tick = 10 * time.Millisecond // USER_HZ is 100 on all of Linux's architectures that matter here
+	return time.Duration(mustAtoi(t, f[11])+mustAtoi(t, f[12])) * tick
+}
+
+// In a network namespace that exists, the machine's tap lives there as long as the machine.
+func TestNetNS(t *testing.T) {
+	cfg := testguest.Config(t)
+	path := filepath.Join(t.TempDir(), "netns")
+	if err := makeNetNS(path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	s := restoreSpec(t, cfg, "netns")
+	s.NetNS = path
+	m, _ := start(t, cfg, s)
+	var want, got unix.Stat_t
+	if err := unix.Stat(path, &want); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/net", m.PID()), &got); err != nil || got.Ino != want.Ino {
+		t.Errorf("QEMU is in namespace %d, want %d, %v", got.Ino, want.Ino, err)
+	}
+	dev := read(t, fmt.Sprintf("/proc/%d/net/dev", m.PID()))
+	if !strings.Contains(dev, "tap0:") {
+		t.Errorf("no tap:\n%s", dev)
+	}
+	_ = m.Stop(gone())
+	if err := inNetNS(path, func() error {
+		b, err := os.ReadFile("/proc/thread-self/net/dev")
+		if err == nil && strings.Contains(string(b), "tap0:") {
+			err = fmt.Errorf("the tap is left:\n%s", b)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// makeNetNS makes a network namespace that is held by a mount.
+func makeNetNS(path string) error {
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		return err
+	}
+	return onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
+	})
+}
+
+func inNetNS(path string, do func() error) error {
+	return onThread(func() error {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return do()
+	})
+}
+
+// onThread calls do on a thread that ends with it.
+func onThread(do func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocks: the thread is spoilt
+		done <- do()
+	}()
+	return <-done
+}
+
+// TestFootprint shows what an idle machine costs. The figures are for docs and for the overhead in limits.
+func TestFootprint(t *testing.T) {
+	cfg := testguest.Config(t)
+	s := restoreSpec(t, cfg, "idle")
+	m, g := start(t, cfg, s)
+	g.Must(t, cfg, "ping")
+	sizes := map[string]int{}
+	for _, l := range strings.Split(read(t, fmt.Sprintf("/proc/%d/smaps_rollup", m.PID())), "\n")[1:] {
+		if f := strings.Fields(l); len(f) == 3 {
+			sizes[f[0]] = mustAtoi(t, f[1])
+		}
+	}
+	private := (sizes["Private_Clean:"] + sizes["Private_Dirty:"]) >> 10
+	t.Logf("private %d MiB, PSS %d MiB, RSS %d MiB, cgroup %d MiB, threads %s", private, sizes["Pss:"]>>10, sizes["Rss:"]>>10,
+		groupValue(t, s.Dir, "memory.current", "memory.usage_in_bytes")>>20, status(t, m.PID())["Threads"])
+	if private > 80 {
+		t.Errorf("an idle machine has %d MiB of its own", private)
+	}
+}
