@@ -107,6 +107,7 @@ func (n *creation) prepare() (err error) {
 	if n.plan, err = spec.Transform(s, n.cfg); err != nil {
 		return err
 	}
+	n.plan.Guest.Process.Terminal = n.Stdio.Terminal // what containerd's stdio is made for decides
 	for _, what := range n.plan.Dropped {
 		n.log.Info("left out what only means something on the host", "what", what)
 	}

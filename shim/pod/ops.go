@@ -119,7 +119,7 @@ func (p *Pod) Exec(id, execID string, process []byte, config stdio.Config) error
 	if err != nil {
 		return err
 	}
-	b, err := execSpec(process)
+	b, err := execSpec(process, config.Terminal)
 	if err != nil {
 		return fmt.Errorf("exec %s: %w", execID, err)
 	}
@@ -139,7 +139,7 @@ func (p *Pod) Exec(id, execID string, process []byte, config stdio.Config) error
 }
 
 // execSpec checks an exec's process and leaves out what only means something on the host.
-func execSpec(b []byte) ([]byte, error) {
+func execSpec(b []byte, terminal bool) ([]byte, error) {
 	if len(b) > maxProcess {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("the process is larger than %d MiB", maxProcess>>20))
 	}
@@ -150,6 +150,7 @@ func execSpec(b []byte) ([]byte, error) {
 	if len(s.Args) == 0 {
 		return nil, errdefs.ErrInvalidArgument.WithMessage("it names no command to run")
 	}
+	s.Terminal = terminal // what containerd's stdio is made for decides
 	spec.Process(&s)
 	return json.Marshal(s)
 }

@@ -2,8 +2,10 @@ package task
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -401,5 +403,44 @@ func TestIdentity(t *testing.T) {
 	id := h.launcher.Last().Guest.Identity
 	if len(id.Entropy) < 32 || id.Hostname != cid || id.SandboxId != cid || time.Since(time.Unix(0, id.UnixNanos)).Abs() > time.Minute {
 		t.Fatalf("identity %v", id)
+	}
+}
+
+// TestNothingIsLeftOfExecs: neither descriptors nor goroutines grow with the number of processes that ran.
+func TestNothingIsLeftOfExecs(t *testing.T) {
+	h := newHarness(t)
+	h.run("sleep")
+	round := func(i int) {
+		r := h.execRequest(fmt.Sprintf("e%d", i), [][]string{{"cat"}, {"exit", "3"}, {"nonsense"}}[i%3]...)
+		r.Stdin, r.Stdout, r.Stderr = h.fifo("in"), h.fifo("out"), h.fifo("err")
+		h.must(second(h.Service.Exec(t.Context(), r)))
+		if i%4 != 3 {
+			h.Service.Start(t.Context(), &taskapi.StartRequest{ID: cid, ExecID: r.ExecID}) // fails for some
+			h.must(second(h.CloseIO(t.Context(), &taskapi.CloseIORequest{ID: cid, ExecID: r.ExecID, Stdin: true})))
+			h.wait(r.ExecID)
+		}
+		h.must(second(h.delete(r.ExecID)))
+	}
+	count := func() (fds, goroutines int) {
+		list, err := os.ReadDir("/proc/self/fd")
+		h.must(err)
+		return len(list), runtime.NumGoroutine()
+	}
+	for i := range 12 {
+		round(i)
+	}
+	fds, goroutines := count()
+	for i := range 60 {
+		round(100 + i)
+	}
+	// What has just ended may still be on its way.
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		f, g := count()
+		if f <= fds && g <= goroutines {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors and %d goroutines have become %d and %d", fds, goroutines, f, g)
+		}
 	}
 }
