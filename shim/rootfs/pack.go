@@ -82,6 +82,8 @@ func fill(ctx context.Context, image *os.File, mounts []*types.Mount, at string)
 		return unsupported("mkfs.ext4 is not installed (Debian's e2fsprogs); it is needed for rootfs directories")
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case strings.Contains(out.String(), "No space left on device"):
+		return unsupported("no space is left in %s; free some, or move state_dir", filepath.Dir(image.Name()))
 	case strings.Contains(out.String(), "Could not allocate block"):
 		fi, statErr := image.Stat()
 		if statErr != nil {

@@ -300,6 +300,26 @@ func TestPackDoesNotFit(t *testing.T) {
 	}
 }
 
+func TestPackOnAFullDisk(t *testing.T) {
+	needRoot(t)
+	src := source(t)
+	src.Dir = t.TempDir()
+	write(t, src.Dir+"/file", strings.Repeat("x", 1<<20))
+	src.Scratch = t.TempDir()
+	if err := unix.Mount("none", src.Scratch, "tmpfs", 0, "size=256k"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(src.Scratch, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	_, err := Open(t.Context(), src)
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "no space is left in "+src.Scratch) {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestPackIsGivenUp(t *testing.T) {
 	needRoot(t)
 	src := source(t)
