@@ -32,7 +32,7 @@ const (
 	Snapshotter = "cube"
 )
 
-// cleanupTimeout bounds what is done after the caller's context has ended: killing and removing a half-made container.
+// cleanupTimeout bounds killing and removing a container, which goes on after the caller's context has ended.
 const cleanupTimeout = 30 * time.Second
 
 // Client is a connection to the stack's containerd.

@@ -44,7 +44,7 @@ func (c *Client) List(ctx context.Context, all bool) ([]Container, error) {
 	for _, t := range resp.Tasks {
 		byID[t.ID] = t
 	}
-	var out []Container
+	out := []Container{} // an empty list is one, in JSON too
 	for _, r := range records {
 		k := describe(r, byID[r.ID])
 		if all || k.Status != "" && k.Status != "stopped" {

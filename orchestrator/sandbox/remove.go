@@ -52,6 +52,8 @@ func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) error
 
 // stop ends the container's task, if any, and deletes it.
 func (c *Client) stop(ctx context.Context, ctr client.Container, grace time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, grace+c.cfg.Timeout(cleanupTimeout))
+	defer cancel()
 	task, err := ctr.Task(ctx, nil)
 	if errdefs.IsNotFound(err) {
 		return nil

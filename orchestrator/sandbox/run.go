@@ -218,7 +218,7 @@ func (c *Client) Exec(ctx context.Context, id string, proc Process, stdio Stdio)
 	u.Push(func() error { return remove(client.WithProcessKill) })
 	code, err = c.attend(ctx, term, p)
 	if err != nil {
-		return 0, fmt.Errorf("container %s: %w", id, err)
+		return 0, err
 	}
 	return code, remove()
 }

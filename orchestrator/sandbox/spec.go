@@ -76,6 +76,11 @@ func (s Spec) options(config imagespec.ImageConfig) ([]oci.SpecOpts, error) {
 	}
 	opts := []oci.SpecOpts{
 		oci.WithDefaultUnixDevices,
+		// Programs size themselves by the limits that they read there.
+		oci.WithMounts([]specs.Mount{{
+			Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
+			Options: []string{"ro", "nosuid", "noexec", "nodev"},
+		}}),
 		oci.WithEnv(env),
 		oci.WithProcessArgs(args...),
 		oci.WithProcessCwd(first(s.Process.Cwd, config.WorkingDir, "/")),

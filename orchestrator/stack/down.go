@@ -18,6 +18,9 @@ import (
 	"github.com/cubesandbox/cube/vmm/record"
 )
 
+// sandboxTimeout bounds, beside the grace that sandboxes get, how long containerd may take to stop all of them.
+const sandboxTimeout = time.Minute
+
 // Down stops this stack's sandboxes, giving each grace to end by itself, then the `cube up` that runs it, its private
 // containerd and its store. It works from any state, a killed `cube up` too, and is idempotent. Of an existing
 // containerd it stops this runtime's tasks only. Containers, images and snapshots stay on disk.
@@ -33,16 +36,17 @@ func Down(ctx context.Context, cfg *config.Config, grace time.Duration, o Option
 	var busy *BusyError
 	if errors.As(err, &busy) {
 		// Sandboxes first: it takes containerd to stop them well, and that `cube up` stops containerd.
-		if err := d.stopSandboxes(ctx); err != nil {
-			o.Log.Warn("stopping the sandboxes while the stack runs", "error", err)
-		}
+		d.stopSandboxes(ctx)
 		if l, err = d.stopUp(ctx, busy.PID); err != nil {
 			return err
 		}
 	} else if err != nil {
 		return err
 	}
-	return errors.Join(d.clear(ctx), l.release(), os.Remove(lockPath(cfg)), removeEmpty(cfg.RunDir))
+	if err := d.clear(ctx); err != nil {
+		return errors.Join(err, l.release())
+	}
+	return errors.Join(l.remove(), removeEmpty(cfg.RunDir))
 }
 
 type downer struct {
@@ -51,20 +55,28 @@ type downer struct {
 	grace time.Duration
 }
 
-// stopSandboxes stops what runs in containerd, which must answer.
-func (d *downer) stopSandboxes(ctx context.Context) error {
+// stopSandboxes stops what runs in containerd. It only tries: what containerd can't stop is ended by force later.
+func (d *downer) stopSandboxes(ctx context.Context) {
+	defer d.Progress("the sandboxes to stop")()
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.Timeout(d.grace+sandboxTimeout))
+	defer cancel()
+	n, err := d.stopAll(ctx)
+	d.Log.Info("stopped sandboxes", "count", n)
+	if err != nil {
+		d.Log.Warn("not all sandboxes could be stopped through containerd", "error", err)
+	}
+}
+
+func (d *downer) stopAll(ctx context.Context) (int, error) {
 	c, err := sandbox.Connect(ctx, d.cfg)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer c.Close()
-	defer d.Progress("the sandboxes to stop")()
 	private := d.cfg.Containerd.Address == ""
-	n, err := c.StopAll(ctx, d.cfg.Timeout(d.grace), func(runtime string) bool {
+	return c.StopAll(ctx, d.cfg.Timeout(d.grace), func(runtime string) bool {
 		return private || runtime == sandbox.Runtime
 	})
-	d.Log.Info("stopped sandboxes", "count", n)
-	return err
 }
 
 // stopUp ends the process that holds the run directory and takes its place.
@@ -87,8 +99,8 @@ func (d *downer) clear(ctx context.Context) error {
 	var errs []error
 	if d.cfg.Containerd.Address == "" {
 		errs = append(errs, d.clearContainerd(ctx))
-	} else if err := d.stopSandboxes(ctx); err != nil {
-		errs = append(errs, fmt.Errorf("sandboxes of an existing containerd may still run: %w", err))
+	} else {
+		d.stopSandboxes(ctx)
 	}
 	errs = append(errs, d.clearShims(ctx), d.clearMachines(), unmountBelow(sandbox.MountDir(d.cfg)))
 	if d.cfg.Containerd.Address == "" {
@@ -164,10 +176,10 @@ func (d *downer) clearContainerd(ctx context.Context) error {
 			return fmt.Errorf("start containerd to stop what it left: %w", err)
 		}
 	}
-	err = d.stopSandboxes(ctx)
+	d.stopSandboxes(ctx)
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.cfg.Timeout(stopTimeout))
 	defer cancel()
-	return errors.Join(err, ctrd.stop(sctx))
+	return ctrd.stop(sctx)
 }
 
 // hasBundles says whether the private containerd has left tasks.

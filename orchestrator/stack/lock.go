@@ -30,30 +30,43 @@ func lockPath(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "loc
 
 // acquire takes the run directory, or says who has it (*BusyError).
 func acquire(cfg *config.Config) (*lock, error) {
-	f, err := os.OpenFile(lockPath(cfg), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock the run directory: %w", err)
-	}
 	for {
+		f, err := os.OpenFile(lockPath(cfg), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("lock the run directory: %w", err)
+		}
 		err = unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
-		if err == nil {
+		if err == nil && current(f) {
 			return &lock{file: f}, nil
 		}
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
+		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
 			f.Close()
 			return nil, fmt.Errorf("lock the run directory: %w", err)
 		}
 		pid, err := holder(f)
-		if err != nil || pid != 0 {
-			f.Close()
-			if err == nil {
-				err = &BusyError{PID: pid, RunDir: cfg.RunDir}
-			}
+		f.Close()
+		switch {
+		case err != nil:
 			return nil, err
+		case pid != 0:
+			return nil, &BusyError{PID: pid, RunDir: cfg.RunDir}
 		}
-		// The holder has gone in the meantime.
+		// The holder has gone in the meantime, and may have taken the file away.
 	}
 }
+
+// current says whether the file still is the one of that name.
+func current(f *os.File) bool {
+	here, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(f.Name())
+	return err == nil && os.SameFile(here, there)
+}
+
+// remove removes the file and releases the lock, in this order: whoever opened the file before finds out.
+func (l *lock) remove() error { return errors.Join(os.Remove(l.file.Name()), l.release()) }
 
 func (l *lock) release() error { return l.file.Close() }
 

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"time"
 
+	sd "github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cubesandbox/cube/internal/config"
@@ -103,6 +104,7 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 	}
 	s.Log.Info("ready", "containerd", s.containerd, "accelerator", s.verdict.Kind)
 	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s", s.containerd, cfg.ContainerdSocket(), s.verdict.Kind))
+	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // for a unit of Type=notify; elsewhere it does nothing
 	<-s.life.Done()
 	s.Log.Info("stopping; running sandboxes go on")
 	return nil

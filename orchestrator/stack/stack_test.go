@@ -99,6 +99,29 @@ func TestLockNamesItsHolder(t *testing.T) {
 	}
 }
 
+func TestLockOfAFileThatWasRemoved(t *testing.T) {
+	cfg := testConfig(t)
+	l, err := acquire(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !current(l.file) {
+		t.Error("the file is there")
+	}
+	if err := l.remove(); err != nil {
+		t.Fatal(err)
+	}
+	if current(l.file) {
+		t.Error("the file is gone")
+	}
+	if _, err := os.Stat(lockPath(cfg)); err == nil {
+		t.Error("the file is left")
+	}
+	if l, err = acquire(cfg); err != nil || !current(l.file) {
+		t.Errorf("another lock: %v", err)
+	}
+}
+
 func TestRunningWithoutRunDir(t *testing.T) {
 	if pid, err := Running(&config.Config{RunDir: t.TempDir() + "/none"}); pid != 0 || err != nil {
 		t.Errorf("Running = %d, %v", pid, err)
