@@ -18,6 +18,10 @@ import (
 // imageTypes are the file systems that the guest mounts from a disk.
 var imageTypes = []string{"ext4", "xfs", "erofs", "squashfs"}
 
+// hostOptions are how the cube snapshotter has the host unpack a layer without losing data to a full store. A guest whose
+// disk's store is full stands still instead, and would only be slower with them.
+var hostOptions = []string{"data_err=abort", "dioread_lock"}
+
 // readOnlyTypes can't be written, whatever the options say.
 var readOnlyTypes = []string{"erofs", "squashfs"}
 
@@ -53,19 +57,23 @@ func (r *Root) images(src Source) error {
 
 // image opens one image and adds it.
 func (r *Root) image(owner string, m *types.Mount) error {
-	if !slices.Contains(imageTypes, m.Type) {
+	fstype := m.Type
+	if fstype == guestmark.MountType { // the cube snapshotter's ext4, after a guest had it
+		fstype = "ext4"
+	}
+	if !slices.Contains(imageTypes, fstype) {
 		return unsupported("the snapshotter's %s can't be given to a virtual machine; use the cube snapshotter", describe(m))
 	}
 	if m.Target != "" {
 		return unsupported("%s on %s: only the root itself can be an image", describe(m), m.Target)
 	}
-	readOnly := slices.Contains(readOnlyTypes, m.Type)
+	readOnly := slices.Contains(readOnlyTypes, fstype)
 	var options []string
 	for _, o := range m.Options {
 		switch {
 		case o == "ro":
 			readOnly = true
-		case o == "rw", o == "loop", strings.HasPrefix(o, "loop="):
+		case o == "rw", o == "loop", strings.HasPrefix(o, "loop="), slices.Contains(hostOptions, o):
 		case strings.HasPrefix(o, "device="):
 			return unsupported("%s: merged erofs layers are not supported; set max_unmerged_layers = 0 for the erofs snapshotter", describe(m))
 		case strings.HasPrefix(o, "X-containerd.dmverity"):
@@ -79,7 +87,7 @@ func (r *Root) image(owner string, m *types.Mount) error {
 	if err != nil {
 		return err
 	}
-	r.add(owner, f, m.Type, readOnly, options)
+	r.add(owner, f, fstype, readOnly, options)
 	return nil
 }
 
