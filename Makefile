@@ -21,7 +21,7 @@ run: up ## set all up, start the stack, show a demo
 test: root setup ## all tests, with the time of each suite
 	@deploy/test.sh all
 
-test-unit: ## only what needs no virtual machine
+test-unit: ## all tests but integration; what needs a machine is skipped before make setup
 	@deploy/test.sh unit
 
 test-long: root setup ## all tests in their long form, with the race detector
