@@ -102,26 +102,39 @@ func (c *Client) unpack(ctx context.Context, img client.Image, p Progress) error
 // checkPlatform refuses an image that is for other machines only.
 func (c *Client) checkPlatform(ctx context.Context, img client.Image) error {
 	store := img.ContentStore()
-	_, err := images.Manifest(ctx, store, img.Target(), platforms.Default())
+	m, err := images.Manifest(ctx, store, img.Target(), platforms.Default())
 	if err == nil {
+		// The platform of an image that is no index is in its configuration, where Manifest doesn't look.
+		p, err := images.ConfigPlatform(ctx, store, m.Config)
+		if err != nil {
+			return fmt.Errorf("read image %s: %w", img.Name(), err)
+		}
+		if p.Architecture != "" && !platforms.Default().Match(p) {
+			return foreignImage(img.Name(), p)
+		}
 		return nil
 	}
 	if !errdefs.IsNotFound(err) {
 		return fmt.Errorf("read image %s: %w", img.Name(), err)
 	}
 	has, perr := images.Platforms(ctx, store, img.Target())
-	if perr != nil || len(has) == 0 {
+	if perr != nil || len(has) == 0 || slices.ContainsFunc(has, platforms.Default().Match) {
 		return fmt.Errorf("image %s isn't complete: %w; import or pull it again", img.Name(), err)
 	}
-	var names []string
-	for _, pl := range has {
-		names = append(names, platforms.Format(platforms.Normalize(pl)))
+	return foreignImage(img.Name(), has...)
+}
+
+func foreignImage(name string, has ...platforms.Platform) error {
+	return fmt.Errorf("image %s is for %s, this machine runs %s: take the image for that architecture",
+		name, strings.Join(formatAll(has), ", "), platforms.Format(platforms.DefaultSpec()))
+}
+
+func formatAll(all []platforms.Platform) []string {
+	var out []string
+	for _, p := range all {
+		out = append(out, platforms.Format(platforms.Normalize(p)))
 	}
-	want := platforms.Format(platforms.DefaultSpec())
-	if slices.ContainsFunc(has, platforms.Default().Match) {
-		return fmt.Errorf("the %s part of image %s isn't here: %w; import or pull it again", want, img.Name(), err)
-	}
-	return fmt.Errorf("image %s is for %s, this machine runs %s: take the image for that architecture", img.Name(), strings.Join(names, ", "), want)
+	return out
 }
 
 // PullOptions say how to pull.
@@ -244,9 +257,7 @@ func (c *Client) Images(ctx context.Context) ([]Image, error) {
 		// What can't be told of an incomplete image is left out rather than failing the list.
 		i.Size, _ = img.Size(ctx)
 		if has, err := images.Platforms(ctx, img.ContentStore(), img.Target()); err == nil {
-			for _, p := range has {
-				i.Platforms = append(i.Platforms, platforms.Format(platforms.Normalize(p)))
-			}
+			i.Platforms = formatAll(has)
 		}
 		i.Unpacked, _ = img.IsUnpacked(ctx, Snapshotter)
 		out = append(out, i)
