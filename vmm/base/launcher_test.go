@@ -207,7 +207,11 @@ func stop(m vmm.Machine) error {
 // BenchmarkLaunch is a restore up to the guest's first answer, and the end of the machine.
 func BenchmarkLaunch(b *testing.B) {
 	cfg := testguest.Config(b)
-	l := base.NewLauncher(cfg, settle(cfg), slog.New(slog.DiscardHandler))
+	log := slog.New(slog.DiscardHandler)
+	if testing.Verbose() {
+		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	l := base.NewLauncher(cfg, settle(cfg), log)
 	warm, err := l.Warm(within(b, cfg.Timeout(3*time.Minute)), vmm.Shape{VCPUs: 1, MemoryMiB: 256})
 	if err != nil {
 		b.Fatal(err)

@@ -70,6 +70,7 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	var u undo.Stack
 	defer u.Run(&err)
 	u.Push(func() error { return os.RemoveAll(s.Dir) })
+	began := time.Now()
 
 	rec, err := record.New(s.Dir, s.ID)
 	if err != nil {
@@ -110,6 +111,7 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	if cmd.Argv, err = s.descriptors(cmd, ch); err != nil {
 		return nil, errors.Join(err, ch.closeGuest())
 	}
+	prepared := time.Now()
 	proc, err := cmd.Start(func(pid int) error {
 		id, err := process.Of(pid)
 		if err != nil {
@@ -126,9 +128,12 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	m.release.Push(func() error { return d.removeGroup(group) })
 	u.Push(m.end) // ahead of the releases: nothing can be freed under a running process
 
+	spawned := time.Now()
 	if err := m.awaitRunning(ctx); err != nil {
 		return nil, err
 	}
+	m.log.Debug("the machine runs", "pid", proc.PID(), "prepared", prepared.Sub(began), "spawned", spawned.Sub(prepared),
+		"running", time.Since(spawned))
 	return m, nil
 }
 
