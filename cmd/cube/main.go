@@ -140,8 +140,14 @@ func usageError(c *cli.Context, err error, _ bool) error {
 	return fmt.Errorf("%w: `%s --help` says how it is used", err, c.Command.HelpName)
 }
 
+// sbin is where mkfs and its like are, which the PATH of an unprivileged login that became root may lack.
+const sbin = "/usr/local/sbin:/usr/sbin:/sbin"
+
 // load reads the configuration and sets the logging up.
 func (s *state) load(file, level string) error {
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":"+sbin); err != nil {
+		return err
+	}
 	if file == "" {
 		file = os.Getenv(config.FileEnv)
 	}

@@ -114,7 +114,10 @@ func launchContainerd(ctx context.Context, cfg *config.Config, conf []byte) (_ *
 		_ = cmd.Wait()
 		exit <- cmd.ProcessState.String()
 	}()
-	u.Push(func() error { return d.proc.stop(expired) })
+	u.Push(func() error {
+		defer d.proc.close()
+		return d.proc.stop(expired)
+	})
 
 	select {
 	case err := <-started(notify):
