@@ -35,9 +35,9 @@ type daemon struct {
 	notify  *net.UnixConn // nil for an adopted one
 }
 
-// startContainerd starts the private containerd, or adopts the one that a killed `cube up` has left, and returns it
+// adoptOrLaunch starts the private containerd, or adopts the one that a killed `cube up` has left, and returns it
 // when it serves. On error nothing is left running.
-func startContainerd(ctx context.Context, cfg *config.Config) (*daemon, error) {
+func adoptOrLaunch(ctx context.Context, cfg *config.Config) (*daemon, error) {
 	want, err := containerdConfig(cfg)
 	if err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ func (s *stack) startContainerd(ctx context.Context) error {
 	}
 	s.undo.Push(c.Close)
 	if s.cfg.Containerd.Address == "" {
-		d, err := startContainerd(ctx, s.cfg)
+		d, err := adoptOrLaunch(ctx, s.cfg)
 		if err != nil {
 			return err
 		}
@@ -69,7 +69,7 @@ func (s *stack) keepContainerd(d *daemon) error {
 				return nil
 			}
 			ctx, cancel := context.WithTimeout(s.life, s.cfg.Timeout(time.Duration(s.cfg.ReadyTimeout)))
-			next, err := startContainerd(ctx, s.cfg)
+			next, err := adoptOrLaunch(ctx, s.cfg)
 			cancel()
 			if s.life.Err() != nil && err != nil {
 				return nil
