@@ -160,6 +160,9 @@ func (n *creation) run(ctx context.Context) (_ *container, err error) {
 		return nil, err
 	}
 	n.stage("machine")
+	if n.root.Packed {
+		n.log.Info("the root was packed into an image: changes to it end with the container; the cube snapshotter keeps them")
+	}
 
 	if err := n.recordMachine(); err != nil {
 		return nil, err

@@ -43,6 +43,8 @@ type Source struct {
 // Root is a container's root as disks.
 type Root struct {
 	Disks []vmm.Disk
+	// Packed: the disk is a copy made for this container, and ends with it.
+	Packed bool
 	// Guest tells the agent how to make a root of them.
 	Guest *api.Rootfs
 }
@@ -91,6 +93,7 @@ func (r *Root) pack(ctx context.Context, src Source, mounts []*types.Mount) erro
 		return err
 	}
 	r.add(src.Owner, f, "ext4", false, nil)
+	r.Packed = true
 	return nil
 }
 
