@@ -8,7 +8,7 @@ out=$CUBE_ARTEFACTS/guest
 parts=$CUBE_CACHE/guest
 
 # The packages, unpacked once.
-parts_key=$(key "$tree"/deploy/setup/{lib,guest}.sh "${CUBE_UPDATE:+$(date)}")
+parts_key=$(key "$tree"/deploy/setup/{lib,guest}.sh)
 
 unpack_parts() {
 	local tmp=$CUBE_CACHE/tmp/guest release
@@ -32,7 +32,7 @@ make_guest() {
 		--release "$(cat "$parts/release")" --agent "$tree/bin/cube-agent"
 }
 
-if ! fresh guest-parts "$parts_key" || [ ! -e "$parts/release" ]; then
+if [ -n "${CUBE_UPDATE:-}" ] || ! fresh guest-parts "$parts_key" || [ ! -e "$parts/release" ]; then
 	step "guest kernel and crun" unpack_parts
 	stamp guest-parts "$parts_key"
 fi

@@ -6,8 +6,8 @@ need_root "set-up"
 lock
 
 archive=$CUBE_CACHE/images/debian-bookworm.tar
-key=$(key "$tree"/deploy/setup/image.sh "$tree"/internal/ociarchive/ociarchive.go "${CUBE_UPDATE:+$(date)}")
-if fresh image "$key" && [ -e "$archive" ]; then exit 0; fi
+key=$(key "$tree"/deploy/setup/image.sh "$tree"/internal/ociarchive/ociarchive.go)
+if [ -z "${CUBE_UPDATE:-}" ] && fresh image "$key" && [ -e "$archive" ]; then exit 0; fi
 
 # Its mounts are in a mount namespace of their own, so that nothing stays mounted however it ends.
 bootstrap() {

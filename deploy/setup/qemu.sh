@@ -5,8 +5,8 @@ need_root "set-up"
 lock
 
 out=$CUBE_ARTEFACTS/qemu
-key=$(key "$tree"/deploy/setup/{lib,qemu}.sh "$tree"/vmm/artefact/*.go "$out" "${CUBE_UPDATE:+$(date)}")
-if fresh qemu "$key" && [ -e "$out/current/manifest.json" ]; then exit 0; fi
+key=$(key "$tree"/deploy/setup/{lib,qemu}.sh "$tree"/vmm/artefact/*.go "$out")
+if [ -z "${CUBE_UPDATE:-}" ] && fresh qemu "$key" && [ -e "$out/current/manifest.json" ]; then exit 0; fi
 
 make_qemu() {
 	local list=$CUBE_CACHE/tmp/qemu.list
