@@ -27,6 +27,9 @@ type Shape struct {
 
 func (s Shape) String() string { return fmt.Sprintf("%d vCPU, %d MiB", s.VCPUs, s.MemoryMiB) }
 
+// RootSerial is the serial of Request.Root. No other disk may have it.
+const RootSerial = "root"
+
 // Request asks a Launcher for a machine.
 type Request struct {
 	// ID is the container's (or pod's) id. It is QEMU's -name, the cgroup's name, and the word to look for in ps.
@@ -40,7 +43,16 @@ type Request struct {
 	CPULimit float64
 	// NetNS is the path of the network namespace that QEMU is put in, "" for a new, empty one.
 	NetNS string
+	// Root, if set, is a raw image, opened for reading and writing, that is the machine's first disk from the start:
+	// under emulation that saves the guest the better part of what AddDisk costs it. Its serial is RootSerial, and
+	// RemoveDisk takes it. The guest was saved before it had the disk, so it takes it to have RootBytes, whatever the
+	// image's size: it must go by what is in the image. The caller closes Root when it likes.
+	Root *os.File
 }
+
+// RootBytes is what the guest takes the size of Request.Root for, and the most that it may be: as much as ext4 can be
+// with blocks of 4 KiB.
+const RootBytes = 16 << 40
 
 // Disk is an image to plug in.
 type Disk struct {

@@ -108,6 +108,7 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (_ vmm.Machine, er
 		Accel:    b.Key.Accel,
 		Memory:   b.held.File,
 		Modules:  modules,
+		Root:     r.Root,
 		State:    b.state,
 	})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
 )
 
@@ -17,13 +18,18 @@ const (
 	// ModulesSerial is the disk with the guest's kernel modules, which every machine has.
 	ModulesSerial = "modules"
 	// BoardVersion changes whenever what a saved state is made of does: machine type, devices, their order, CPU model.
-	BoardVersion = 1
+	BoardVersion = 2
 
 	scsiBus = "scsi0.0"
 	// maxLUN leaves plenty for one container per disk and stays below where virtio-scsi changes its addressing (256).
 	maxLUN = 250
-	// modulesFDSet and firstFDSet number the descriptor sets: the disk on the command line, then those plugged in.
+	// LUNs: the two disks on the command line, then those plugged in.
+	modulesLUN = 0
+	rootLUN    = 1
+	firstLUN   = 2
+	// Descriptor sets, likewise.
 	modulesFDSet = 1
+	rootFDSet    = 2
 	firstFDSet   = 10
 )
 
@@ -66,7 +72,7 @@ func (b *Boot) params(a accel.Kind) []string {
 // fds are the descriptors that the parts of the machine have in the jail.
 type fds struct {
 	qmp, agent, console, memory, modules, tap int
-	kernel, initrd, state                     int // 0: absent
+	kernel, initrd, state, root               int // 0: absent
 }
 
 // layout is the one machine that there is. Whatever changes here needs a new BoardVersion.
@@ -92,7 +98,8 @@ func layout(s *Spec, f fds) *Config {
 			SocketChardev{ID: "agent", FD: f.agent},
 			SerialPort{ID: "agentport", Chardev: "agent", Bus: "serial0.0", Number: 1, Name: AgentPort},
 			SCSIController{ID: "scsi0"},
-			Disk{Serial: ModulesSerial, FDSet: modulesFDSet, FD: f.modules, Bus: scsiBus, LUN: 0, ReadOnly: true},
+			Disk{Serial: ModulesSerial, FDSet: modulesFDSet, FD: f.modules, Bus: scsiBus, LUN: modulesLUN, ReadOnly: true},
+			rootDisk(f.root),
 			Tap{ID: "nic0", FD: f.tap, MAC: mac},
 		},
 		Incoming: f.state,
@@ -105,6 +112,18 @@ func layout(s *Spec, f fds) *Config {
 		c.Kernel = &Kernel{Path: procFD(f.kernel), Initrd: procFD(f.initrd), Params: s.Boot.params(s.Accel)}
 	}
 	return c
+}
+
+// rootDisk is the machine's first disk. One without an image stands in for any: the guest only learns the size of a disk
+// when it finds it, which takes it long, so a guest is saved with a disk as large as can be and restored with the image.
+func rootDisk(fd int) Disk {
+	d := Disk{Serial: vmm.RootSerial, Bus: scsiBus, LUN: rootLUN}
+	if fd == 0 {
+		d.Placeholder = vmm.RootBytes
+	} else {
+		d.FD, d.FDSet = fd, rootFDSet
+	}
+	return d
 }
 
 // procFD is a path for what QEMU opens by name.

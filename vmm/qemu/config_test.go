@@ -19,7 +19,7 @@ func TestLayout(t *testing.T) {
 	f := fds{qmp: 3, agent: 4, console: 5, memory: 6, modules: 7}
 	boot, restore := f, f
 	boot.kernel, boot.initrd, boot.tap = 8, 9, 10
-	restore.state, restore.tap = 8, 9
+	restore.state, restore.root, restore.tap = 8, 9, 10
 	for name, tc := range map[string]struct {
 		spec Spec
 		fds  fds
@@ -99,6 +99,7 @@ func TestDeviceValid(t *testing.T) {
 		"scsi":            SCSIController{},
 		"disk serial":     Disk{Serial: "A", FDSet: 1, Bus: "b"},
 		"disk set":        Disk{Serial: "a", Bus: "b"},
+		"disk or not":     Disk{Serial: "a", Bus: "b", FDSet: 1, Placeholder: 1},
 		"disk lun":        Disk{Serial: "a", FDSet: 1, Bus: "b", LUN: maxLUN + 1},
 		"nic address":     Tap{ID: "a", FD: 3},
 		"nic descriptor":  Tap{ID: "a", FD: 0, MAC: mac},

@@ -3,7 +3,10 @@ package qemu_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +93,7 @@ func TestDiskRefused(t *testing.T) {
 	other := image(t, t.TempDir(), 1<<20)
 	for name, d := range map[string]vmm.Disk{
 		"the same serial":       {Serial: "taken", File: other},
+		"the root's serial":     {Serial: "root", File: other},
 		"the modules' serial":   {Serial: "modules", File: other},
 		"a long serial":         {Serial: strings.Repeat("x", 21), File: other},
 		"an empty serial":       {Serial: "", File: other},
@@ -107,7 +111,7 @@ func TestDiskRefused(t *testing.T) {
 	if err := m.AddDisk(ctx, vmm.Disk{Serial: "again", File: other}); err != nil {
 		t.Error(err)
 	}
-	for _, serial := range []string{"modules", "never", ""} {
+	for _, serial := range []string{"modules", "root", "never", ""} {
 		if err := m.RemoveDisk(ctx, serial); !errors.Is(err, vmm.ErrNoDisk) {
 			t.Errorf("remove %q: %v", serial, err)
 		}
@@ -116,6 +120,86 @@ func TestDiskRefused(t *testing.T) {
 	m2, _ := restored(t, cfg, "second")
 	if err := m2.AddDisk(ctx, vmm.Disk{Serial: "taken", File: rw}); err == nil || !strings.Contains(err.Error(), "lock") {
 		t.Errorf("an image in two machines: %v", err)
+	}
+}
+
+// The first disk is there from the start and is the image, although the guest was saved without.
+func TestRoot(t *testing.T) {
+	cfg := testguest.Config(t)
+	f := image(t, t.TempDir(), 8<<20)
+	if _, err := f.WriteAt([]byte("distribution"), 0); err != nil {
+		t.Fatal(err)
+	}
+	s := restoreSpec(t, cfg, "root")
+	s.Root = f
+	m, g := start(t, cfg, s)
+	if got, want := g.Must(t, cfg, "disk root"), fmt.Sprint(int64(vmm.RootBytes), " rw"); got != want {
+		t.Errorf("the guest sees %s, want %s", got, want)
+	}
+	if got := g.Must(t, cfg, "read root"); got != "distribution" {
+		t.Errorf("the guest reads %q", got)
+	}
+	g.Must(t, cfg, "write root changed")
+	if b := make([]byte, 7); mustReadAt(t, f, b) && string(b) != "changed" {
+		t.Errorf("the image holds %q", b)
+	}
+	if _, err := g.Do(cfg, "fill root 9"); err == nil {
+		t.Error("the guest writes beyond the end of the image")
+	}
+	if info, err := f.Stat(); err != nil || info.Size() != 8<<20 {
+		t.Errorf("the image has %v bytes now, %v", info.Size(), err)
+	}
+	g.Must(t, cfg, "fill root 8")
+	full := allocated(t, f)
+	g.Must(t, cfg, "trim root 8")
+	if empty := allocated(t, f); full < 8<<20 || empty > 1<<20 {
+		t.Errorf("%d bytes allocated after writing, %d after trimming", full, empty)
+	}
+	g.Must(t, cfg, "write root changed")
+	ctx := within(t, cfg.Timeout(30*time.Second))
+	if err := m.AddDisk(ctx, vmm.Disk{Serial: "second", File: image(t, t.TempDir(), 1<<20)}); err != nil {
+		t.Fatal(err)
+	}
+	if s := g.Must(t, cfg, "disk second"); s != "1048576 rw" {
+		t.Errorf("the guest sees %s", s)
+	}
+	if err := m.RemoveDisk(ctx, vmm.RootSerial); err != nil {
+		t.Fatal(err)
+	}
+	g.Must(t, cfg, "nodisk root")
+	other := restoreSpec(t, cfg, "other-root")
+	other.Root = f // free again
+	_, g2 := start(t, cfg, other)
+	if got := g2.Must(t, cfg, "read root"); got != "changed" {
+		t.Errorf("the second machine reads %q", got)
+	}
+}
+
+// A file system on a root that is much smaller than the guest takes it to be.
+func TestRootFileSystem(t *testing.T) {
+	cfg := testguest.Config(t)
+	tree := t.TempDir()
+	if err := os.WriteFile(filepath.Join(tree, "in"), []byte("bookworm"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f := image(t, t.TempDir(), 32<<20)
+	if out, err := exec.Command("mke2fs", "-q", "-t", "ext4", "-d", tree, f.Name()).CombinedOutput(); err != nil {
+		t.Fatalf("mke2fs: %v: %s", err, out)
+	}
+	s := restoreSpec(t, cfg, "rootfs")
+	s.Root = f
+	m, g := start(t, cfg, s)
+	if got := g.Must(t, cfg, "ext4 root"); got != "bookworm" {
+		t.Errorf("the guest reads %q", got)
+	}
+	if err := m.Stop(gone()); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("e2fsck", "-fn", f.Name()).CombinedOutput(); err != nil {
+		t.Errorf("e2fsck: %v: %s", err, out)
+	}
+	if out, err := exec.Command("debugfs", "-R", "cat /out", f.Name()).Output(); err != nil || string(out) != "bookworm" {
+		t.Errorf("the guest wrote %q, %v", out, err)
 	}
 }
 

@@ -68,6 +68,11 @@ func newMachine(d *Driver, s *Spec, proc *jail.Process, ch *channels) *Machine {
 		nextSet:  firstFDSet,
 		done:     make(chan struct{}),
 	}
+	if s.Root != nil {
+		d := &disk{Disk: rootDisk(0), ready: true, deleted: make(chan struct{})}
+		d.Placeholder, d.FDSet = 0, rootFDSet
+		m.disks[d.Serial] = d
+	}
 	m.drained = []<-chan struct{}{m.console.follow(ch.consoleConn), m.output.follow(ch.outputRead)}
 	m.qmp = qmp.New(ch.qmpConn)
 	events := m.qmp.Subscribe("SHUTDOWN", "DEVICE_DELETED", "BLOCK_IO_ERROR")

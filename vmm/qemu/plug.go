@@ -56,19 +56,19 @@ func (m *Machine) AddDisk(ctx context.Context, vd vmm.Disk) (err error) {
 func (m *Machine) reserve(vd vmm.Disk) (*disk, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if vd.Serial == ModulesSerial || m.disks[vd.Serial] != nil {
+	if vd.Serial == ModulesSerial || vd.Serial == vmm.RootSerial || m.disks[vd.Serial] != nil {
 		return nil, errors.New("a disk of that serial is plugged in already")
 	}
 	used := make(map[int]bool)
 	for _, d := range m.disks {
 		used[d.LUN] = true
 	}
-	lun := 1 // 0 is the modules'
+	lun := firstLUN
 	for used[lun] {
 		lun++
 	}
 	if lun > maxLUN {
-		return nil, fmt.Errorf("there are %d disks already", maxLUN)
+		return nil, fmt.Errorf("there are %d disks already", len(m.disks))
 	}
 	m.nextSet++
 	d := &disk{

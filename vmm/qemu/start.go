@@ -47,6 +47,8 @@ type Spec struct {
 	Share  bool
 	// Modules is the image of the guest's kernel modules, opened for reading.
 	Modules *os.File
+	// Root is the image of the first disk, or nil.
+	Root *os.File
 	// Boot starts the guest from its kernel, State (opened for reading) restores it: one of them is set.
 	Boot  *Boot
 	State *os.File
@@ -108,7 +110,14 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	if cmd.Root, err = filepath.EvalSymlinks(s.QEMU); err != nil {
 		return nil, errors.Join(fmt.Errorf("QEMU is missing: %w; run the set-up (make run)", err), ch.closeGuest())
 	}
-	if cmd.Argv, err = s.descriptors(cmd, ch); err != nil {
+	var root *os.File
+	if s.Root != nil {
+		if root, err = openRoot(s.Root); err != nil {
+			return nil, errors.Join(fmt.Errorf("root disk: %w", err), ch.closeGuest())
+		}
+		defer root.Close()
+	}
+	if cmd.Argv, err = s.descriptors(cmd, ch, root); err != nil {
 		return nil, errors.Join(err, ch.closeGuest())
 	}
 	prepared := time.Now()
@@ -138,7 +147,7 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 }
 
 // descriptors hands files over to the jail and returns the command line that names them.
-func (s *Spec) descriptors(cmd *jail.Command, ch *channels) ([]string, error) {
+func (s *Spec) descriptors(cmd *jail.Command, ch *channels, root *os.File) ([]string, error) {
 	add := func(f *os.File) int {
 		cmd.Files = append(cmd.Files, f)
 		return cmd.TapFD() - 1
@@ -150,8 +159,23 @@ func (s *Spec) descriptors(cmd *jail.Command, ch *channels) ([]string, error) {
 	if s.State != nil {
 		f.state = add(s.State)
 	}
+	if root != nil {
+		f.root = add(root)
+	}
 	f.tap = cmd.TapFD()
 	return layout(s, f).Argv()
+}
+
+// openRoot opens the image for QEMU. One larger than the guest takes it to be would lose its end.
+func openRoot(image *os.File) (*os.File, error) {
+	info, err := image.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > vmm.RootBytes {
+		return nil, fmt.Errorf("%s has more than %d bytes", image.Name(), int64(vmm.RootBytes))
+	}
+	return reopen(image, false)
 }
 
 func (d *Driver) removeGroup(g *cgroup.Group) error {

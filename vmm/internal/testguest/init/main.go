@@ -180,6 +180,12 @@ func obey(args []string) (string, error) {
 			}
 			return "", nil
 		})
+	case "ext4": // <serial>: mounts it, reads the file "in", writes it to "out", unmounts
+		dev, err := until(func() (string, error) { return findDisk(arg(1)) })
+		if err != nil {
+			return "", err
+		}
+		return copyInside(dev)
 	case "spin": // <threads>: for ever
 		n, _ := strconv.Atoi(arg(1))
 		for range n {
@@ -221,6 +227,19 @@ func onDisk(serial string, flags int, do func(*os.File) (string, error)) (string
 	}
 	defer f.Close()
 	return do(f)
+}
+
+func copyInside(dev string) (text string, err error) {
+	const dir = "/tmp"
+	if err := unix.Mount(dev, dir, "ext4", 0, "discard"); err != nil {
+		return "", fmt.Errorf("mount: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Unmount(dir, 0)) }()
+	b, err := os.ReadFile(dir + "/in")
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSpace(string(b)), os.WriteFile(dir+"/out", b, 0o644)
 }
 
 func describe(dev string) (string, error) {
