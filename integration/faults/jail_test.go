@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cubesandbox/cube/integration/stack"
 )
 
 // status reads a field of /proc/PID/status.
@@ -90,10 +92,10 @@ func TestJail(t *testing.T) {
 			t.Errorf("the jail's root is writable: %s", line)
 		}
 	}
-	if len(cgroupFiles(id, "memory.limit_in_bytes", "memory.max")) == 0 || len(cgroupFiles(id, "pids.max")) == 0 {
+	if len(stack.CgroupFiles(id, "memory.limit_in_bytes", "memory.max")) == 0 || len(stack.CgroupFiles(id, "pids.max")) == 0 {
 		t.Error("no memory or pids cgroup")
 	}
-	for _, f := range cgroupFiles(id, "memory.limit_in_bytes", "memory.max") {
+	for _, f := range stack.CgroupFiles(id, "memory.limit_in_bytes", "memory.max") {
 		limit := readInt(t, f)
 		if guest := int64(s.Config.VM.Memory); limit < guest || limit > 2*guest+(256<<20) {
 			t.Errorf("%s is %d for a guest of %d bytes", f, limit, guest)
@@ -103,23 +105,11 @@ func TestJail(t *testing.T) {
 			t.Errorf("QEMU isn't in %s", filepath.Dir(f))
 		}
 	}
-	for _, f := range cgroupFiles(id, "pids.max") {
+	for _, f := range stack.CgroupFiles(id, "pids.max") {
 		if n := readInt(t, f); n < 2 || n > 1024 {
 			t.Errorf("%s is %d", f, n)
 		}
 	}
-}
-
-// cgroupFiles finds a container's cgroup files by name, in whichever hierarchy has them.
-func cgroupFiles(id string, names ...string) []string {
-	var found []string
-	for _, name := range names {
-		for _, pattern := range []string{"/sys/fs/cgroup/cube/", "/sys/fs/cgroup/*/cube/"} {
-			f, _ := filepath.Glob(filepath.Join(pattern, id, name))
-			found = append(found, f...)
-		}
-	}
-	return found
 }
 
 func readInt(t *testing.T, file string) int64 {
@@ -168,7 +158,7 @@ func TestMemoryHog(t *testing.T) {
 	id := s.ID(t, "hog")
 	hog := "import sys\nb=[]\ntry:\n  while True: b.append(bytearray(1<<20))\nexcept MemoryError:\n  sys.exit(99)"
 	r := s.Ctr("run", "--rm", "--runtime", "io.cube.v2", "--snapshotter", "cube", "--memory-limit", strconv.Itoa(128<<20),
-		"cube.local/debian:bookworm", id, "python3", "-c", hog)
+		stack.Image, id, "python3", "-c", hog)
 	if r.Code != 137 {
 		t.Fatalf("exit code %d, want 137 (killed for its memory): %s", r.Code, r.Stderr)
 	}
@@ -177,8 +167,8 @@ func TestMemoryHog(t *testing.T) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		return err != nil || strings.Contains(s.Ctr("task", "ls").Stdout, "STOPPED") || len(b) == 0
 	})
-	for _, f := range cgroupFiles(s.ID(t, "hog2"), "memory.max_usage_in_bytes", "memory.peak") {
-		limit := cgroupFiles(s.ID(t, "hog2"), "memory.limit_in_bytes", "memory.max")[0]
+	for _, f := range stack.CgroupFiles(s.ID(t, "hog2"), "memory.max_usage_in_bytes", "memory.peak") {
+		limit := stack.CgroupFiles(s.ID(t, "hog2"), "memory.limit_in_bytes", "memory.max")[0]
 		if peak, most := readInt(t, f), readInt(t, limit); peak > most {
 			t.Errorf("peak %d over the limit %d", peak, most)
 		} else {

@@ -46,18 +46,28 @@ func (s *Stack) VMLeaks() []string {
 	return leaks
 }
 
-// CgroupLeaks lists the cgroups named after ids.
+// CgroupLeaks lists the cgroups of containers.
 func CgroupLeaks(ids ...string) []string {
 	var leaks []string
 	for _, id := range ids {
-		for _, pattern := range []string{"/sys/fs/cgroup/cube/", "/sys/fs/cgroup/*/cube/"} {
-			found, _ := filepath.Glob(pattern + id)
-			for _, f := range found {
-				leaks = append(leaks, "cgroup: "+f)
-			}
+		for _, f := range CgroupFiles(id, "cgroup.procs") {
+			leaks = append(leaks, "cgroup: "+filepath.Dir(f))
 		}
 	}
 	return leaks
+}
+
+// CgroupFiles finds the files of a container's cgroups by name, in whichever hierarchy has them. The cgroup of a machine
+// is called by the container's id and a word that tells stacks apart.
+func CgroupFiles(id string, names ...string) []string {
+	var found []string
+	for _, name := range names {
+		for _, parent := range []string{"/sys/fs/cgroup/cube", "/sys/fs/cgroup/*/cube"} {
+			f, _ := filepath.Glob(filepath.Join(parent, id+"-????????", name))
+			found = append(found, f...)
+		}
+	}
+	return found
 }
 
 // Process is a process of the stack.
