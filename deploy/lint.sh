@@ -7,7 +7,7 @@ export STEP_TAIL=200
 # gofmt exits 0 whatever it finds.
 formatted() {
 	local files
-	files=$(gofmt -l cmd guest-agent integration internal orchestrator shim snapshotter vmm)
+	files=$(gofmt -l .)
 	[ -z "$files" ] || { printf 'not formatted (gofmt -w):\n%s\n' "$files"; return 1; }
 }
 
