@@ -35,8 +35,11 @@ func Down(ctx context.Context, cfg *config.Config, grace time.Duration, o Option
 	l, err := acquire(cfg)
 	var busy *BusyError
 	if errors.As(err, &busy) {
-		// Sandboxes first: it takes containerd to stop them well, and that `cube up` stops containerd.
-		d.stopSandboxes(ctx)
+		// Sandboxes first: it takes containerd to stop them well, and that `cube up` stops containerd. Those that
+		// can't be stopped now have another chance below.
+		if err := d.stopSandboxes(ctx); err != nil {
+			o.Log.Info("not all sandboxes could be stopped while the stack runs", "error", err)
+		}
 		if l, err = d.stopUp(ctx, busy.PID); err != nil {
 			return err
 		}
@@ -55,28 +58,29 @@ type downer struct {
 	grace time.Duration
 }
 
-// stopSandboxes stops what runs in containerd. It only tries: what containerd can't stop is ended by force later.
-func (d *downer) stopSandboxes(ctx context.Context) {
+// stopSandboxes stops what runs in containerd, which must answer.
+func (d *downer) stopSandboxes(ctx context.Context) error {
 	defer d.Progress("the sandboxes to stop")()
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Timeout(d.grace+sandboxTimeout))
 	defer cancel()
-	n, err := d.stopAll(ctx)
-	d.Log.Info("stopped sandboxes", "count", n)
-	if err != nil {
-		d.Log.Warn("not all sandboxes could be stopped through containerd", "error", err)
-	}
-}
-
-func (d *downer) stopAll(ctx context.Context) (int, error) {
 	c, err := sandbox.Connect(ctx, d.cfg)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer c.Close()
 	private := d.cfg.Containerd.Address == ""
-	return c.StopAll(ctx, d.cfg.Timeout(d.grace), func(runtime string) bool {
+	n, err := c.StopAll(ctx, d.cfg.Timeout(d.grace), func(runtime string) bool {
 		return private || runtime == sandbox.Runtime
 	})
+	d.Log.Info("stopped sandboxes", "count", n)
+	return err
+}
+
+// stopRest is stopSandboxes where nothing else can be tried through containerd: what is left is ended by force.
+func (d *downer) stopRest(ctx context.Context) {
+	if err := d.stopSandboxes(ctx); err != nil {
+		d.Log.Warn("ending by force what containerd couldn't stop", "error", err)
+	}
 }
 
 // stopUp ends the process that holds the run directory and takes its place.
@@ -100,7 +104,7 @@ func (d *downer) clear(ctx context.Context) error {
 	if d.cfg.Containerd.Address == "" {
 		errs = append(errs, d.clearContainerd(ctx))
 	} else {
-		d.stopSandboxes(ctx)
+		d.stopRest(ctx)
 	}
 	errs = append(errs, d.clearShims(ctx), d.clearMachines(), unmountBelow(sandbox.MountDir(d.cfg)))
 	if d.cfg.Containerd.Address == "" {
@@ -176,7 +180,7 @@ func (d *downer) clearContainerd(ctx context.Context) error {
 			return fmt.Errorf("start containerd to stop what it left: %w", err)
 		}
 	}
-	d.stopSandboxes(ctx)
+	d.stopRest(ctx)
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.cfg.Timeout(stopTimeout))
 	defer cancel()
 	return ctrd.stop(sctx)
