@@ -186,6 +186,12 @@ func obey(args []string) (string, error) {
 			return "", err
 		}
 		return copyInside(dev)
+	case "run": // <serial> <program> [argument…]: in a root of its own; the output, quoted
+		dev, err := until(func() (string, error) { return findDisk(arg(1)) })
+		if err != nil {
+			return "", err
+		}
+		return run(dev, args[2:])
 	case "spin": // <threads>: for ever
 		n, _ := strconv.Atoi(arg(1))
 		for range n {
