@@ -121,8 +121,8 @@ func TestRunSpec(t *testing.T) {
 			Image:   "img",
 			Process: sandbox.Process{TTY: true, Args: []string{"sh", "-c", "--rm"}},
 		},
-		"--name n -e A=1,2 -e FROM_HERE -e NOT_HERE -w /w -u 1:2 --cpus 1.5 -m 1g --annotation a=b=c img": {
-			ID: "n", Image: "img", CPUs: 1.5, Memory: 1 << 30,
+		"--name n -e A=1,2 -e FROM_HERE -e NOT_HERE -w /w -u 1:2 --cpus 1.5 -m 1g --disk 20GiB --annotation a=b=c img": {
+			ID: "n", Image: "img", CPUs: 1.5, Memory: 1 << 30, Disk: 20 << 30,
 			Annotations: map[string]string{"a": "b=c"},
 			Process:     sandbox.Process{Args: []string{}, Env: []string{"A=1,2", "FROM_HERE=x"}, Cwd: "/w", User: "1:2"},
 		},

@@ -36,6 +36,7 @@ func runCommand() *cli.Command {
 			&cli.StringFlag{Name: "name", Aliases: []string{"id"}, Usage: "the container's `ID` (default: a random one)"},
 			&cli.Float64Flag{Name: "cpus", Usage: "how many CPUs it may use; its machine has as many, rounded up"},
 			&cli.StringFlag{Name: "memory", Aliases: []string{"m"}, Usage: "how much memory it may use, like 512MiB"},
+			&cli.StringFlag{Name: "disk", Usage: "how large its root disk is, like 20GiB; at least as large as the image's"},
 			&cli.StringSliceFlag{Name: "annotation", Usage: "set `KEY=VALUE` in its spec; may be repeated"},
 			&cli.StringFlag{Name: "entrypoint", Usage: "run this instead of the image's entrypoint and command"},
 		}, processFlags()...),
@@ -87,12 +88,14 @@ func runSpec(c *cli.Context) (sandbox.Spec, error) {
 		e := c.String("entrypoint")
 		s.Entrypoint = &e
 	}
-	if m := c.String("memory"); m != "" {
-		n, err := units.RAMInBytes(m)
-		if err != nil || n <= 0 {
-			return s, fmt.Errorf("--memory %q is not a size: use for example 512MiB", m)
+	for flag, to := range map[string]*int64{"memory": &s.Memory, "disk": &s.Disk} {
+		if v := c.String(flag); v != "" {
+			n, err := units.RAMInBytes(v)
+			if err != nil || n <= 0 {
+				return s, fmt.Errorf("--%s %q is not a size: use for example 512MiB", flag, v)
+			}
+			*to = n
 		}
-		s.Memory = n
 	}
 	if c.IsSet("cpus") && s.CPUs <= 0 {
 		return s, fmt.Errorf("--cpus %v must be above 0", s.CPUs)

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http/httptest"
 	"os"
@@ -90,9 +91,12 @@ func TestRunNamedUser(t *testing.T) {
 }
 
 func TestRunWithLimits(t *testing.T) {
-	r := s.Cube("run", "--rm", "--cpus", "2", "-m", "300MiB", stack.Image, "sh", "-c", "nproc; cat /sys/fs/cgroup/memory.max")
-	if r.Stdout != "2\n314572800\n" {
-		t.Errorf("%+v", r)
+	r := s.Cube("run", "--rm", "--cpus", "0.5", "-m", "128MiB", "--disk", "5GiB", stack.Image,
+		"sh", "-c", "cd /sys/fs/cgroup; cat cpu.max memory.max; echo $(($(stat -f -c '%b * %S' /) >> 20))")
+	var quota, period, memory, disk int64
+	_, err := fmt.Sscan(r.Stdout, &quota, &period, &memory, &disk)
+	if err != nil || 2*quota != period || memory != 128<<20 || disk < 4700 || disk > 5*1024 {
+		t.Errorf("%d of %d µs, %d bytes of memory, a file system of %d MiB: %v: %+v", quota, period, memory, disk, err, r)
 	}
 }
 

@@ -23,13 +23,14 @@ import (
 	"google.golang.org/grpc/connectivity"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/snapshotter"
 )
 
 const (
 	// Runtime is what containerd calls Cube's shim.
 	Runtime = "io.cube.v2"
 	// Snapshotter is what containerd calls Cube's snapshotter.
-	Snapshotter = "cube"
+	Snapshotter = snapshotter.Name
 )
 
 // cleanupTimeout bounds killing and removing a container, which goes on after the caller's context has ended.

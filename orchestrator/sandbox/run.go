@@ -100,7 +100,7 @@ func (c *Client) create(ctx context.Context, u *undo.Stack, s Spec, creator cio.
 	ctr, err := c.ctrd.NewContainer(ctx, s.ID,
 		client.WithImage(img),
 		client.WithSnapshotter(Snapshotter),
-		client.WithNewSnapshot(s.ID, img),
+		client.WithNewSnapshot(s.ID, img, s.disk()...),
 		client.WithImageStopSignal(img, "SIGTERM"),
 		client.WithRuntime(Runtime, nil),
 		client.WithNewSpec(opts...))

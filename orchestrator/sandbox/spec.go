@@ -9,9 +9,12 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/cubesandbox/cube/snapshotter"
 )
 
 // cpuPeriod is the CFS period that a CPU limit is written with, in µs: the kernel's own default.
@@ -38,10 +41,11 @@ type Spec struct {
 	// Entrypoint replaces the image's entrypoint and drops its command; nil keeps both.
 	Entrypoint *string
 	Process    Process
-	// CPUs and Memory (bytes) are the container's limits and, rounded up, its machine's size. 0 = the configured
-	// default.
+	// CPUs and Memory (bytes) are the container's limits and, rounded up, its machine's size; Disk (bytes) is its root
+	// disk's. 0 = the configured default.
 	CPUs        float64
 	Memory      int64
+	Disk        int64
 	Annotations map[string]string
 }
 
@@ -108,6 +112,14 @@ func (s Spec) options(config imagespec.ImageConfig) ([]oci.SpecOpts, error) {
 		opts = append(opts, oci.WithMemoryLimit(uint64(s.Memory)))
 	}
 	return opts, nil
+}
+
+// disk is how the snapshotter is told of the root disk's size.
+func (s Spec) disk() []snapshots.Opt {
+	if s.Disk == 0 {
+		return nil
+	}
+	return []snapshots.Opt{snapshots.WithLabels(map[string]string{snapshotter.SizeLabel: strconv.FormatInt(s.Disk, 10)})}
 }
 
 // withUser sets uid[:gid] as it stands. Names, and the group of a lone uid, are looked up in the image's own passwd and
