@@ -183,7 +183,7 @@ func TestNoGuestImage(t *testing.T) {
 }
 
 func TestNoContainerd(t *testing.T) {
-	refused(t, alone(t, fmt.Sprintf("artefacts = %q\nready_timeout = '3s'\n[containerd]\naddress = '/run/nobody-listens.sock'\n[store]\nsize = '1GiB'\n", s.Config.Artefacts)),
+	refused(t, alone(t, fmt.Sprintf("artefacts = %q\nready_timeout = '2s'\n[containerd]\naddress = '/run/nobody-listens.sock'\n[store]\nsize = '1GiB'\n", s.Config.Artefacts)),
 		"containerd", "/run/nobody-listens.sock")
 }
 
