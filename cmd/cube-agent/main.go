@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 
 	"github.com/cubesandbox/cube/guest-agent/agent"
 	"github.com/cubesandbox/cube/guest-agent/agent/modules"
 )
-
-// version is set when linking.
-var version = "development"
 
 func main() {
 	if filepath.Base(os.Args[0]) == "modprobe" {
@@ -22,6 +20,15 @@ func main() {
 		os.Exit(2)
 	}
 	// The end of PID 1 is the kernel's panic and the machine's end; what it wrote last is on the console.
-	fmt.Fprintln(os.Stderr, "cube-agent:", agent.Run(version))
+	fmt.Fprintln(os.Stderr, "cube-agent:", agent.Run(version()))
 	os.Exit(1)
+}
+
+// version is this program's, from its build.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	return info.Main.Version
 }

@@ -52,9 +52,6 @@ func Run(version string) error {
 	if failed != nil {
 		slog.Warn("boot is incomplete", "error", oneLine(failed))
 	}
-	if err := os.MkdirAll(containers, 0o700); err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), portTimeout)
 	defer cancel()
 	channel, err := port.Open(ctx, portName)
@@ -66,12 +63,15 @@ func Run(version string) error {
 		return err
 	}
 	log := events.NewLog()
-	manager := container.NewManager(container.Config{
+	manager, err := container.NewManager(container.Config{
 		Dir:     containers,
 		Cgroups: boot.Cgroups,
 		Crun:    runtime,
 		Events:  log,
 	})
+	if err != nil {
+		return err
+	}
 	guest := &server.Guest{Containers: manager, Events: log, Version: version, PowerOff: powerOff}
 	if err := mux.Serve(channel, guest.Serve); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("serve the host: %w", err)

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/guest-agent/agent/cgroup"
 	"github.com/cubesandbox/cube/guest-agent/agent/modules"
 )
 
@@ -31,8 +31,8 @@ func Run() (fatal error, failed error) {
 			return err, nil
 		}
 	}
-	if err := enableControllers(Cgroups); err != nil {
-		return fmt.Errorf("enable cgroup controllers: %w", err), nil
+	if err := cgroup.New(Cgroups, "/").Delegate(); err != nil {
+		return err, nil
 	}
 	for _, step := range []func() error{
 		func() error { return modules.LoadList(Modules) },
@@ -93,21 +93,6 @@ func (m mountPoint) mount() error {
 		return fmt.Errorf("mount %s on %s: %w", m.fstype, m.dir, err)
 	}
 	return nil
-}
-
-// enableControllers lets the children of a cgroup have all controllers that it has itself.
-func enableControllers(dir string) error {
-	b, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
-	if err != nil {
-		return err
-	}
-	for _, c := range strings.Fields(string(b)) {
-		// One by one: a controller that can't be delegated must not stand in the way of the others.
-		if e := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+c), 0); e != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", c, e))
-		}
-	}
-	return err
 }
 
 // sysctls differ from the kernel's defaults.

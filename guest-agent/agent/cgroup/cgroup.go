@@ -29,6 +29,25 @@ func New(mountpoint, path string) Group { return Group{mountpoint: mountpoint, p
 
 func (g Group) dir() string { return filepath.Join(g.mountpoint, g.path) }
 
+// Delegate makes the cgroup, if need be, and lets its children have all controllers that it has itself.
+func (g Group) Delegate() error {
+	if err := os.Mkdir(g.dir(), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make cgroup %s: %w", g.path, err)
+	}
+	b, err := os.ReadFile(filepath.Join(g.dir(), "cgroup.controllers"))
+	if err != nil {
+		return fmt.Errorf("read the controllers of cgroup %s: %w", g.path, err)
+	}
+	enable := ""
+	for _, c := range strings.Fields(string(b)) {
+		enable += " +" + c
+	}
+	if err := os.WriteFile(filepath.Join(g.dir(), "cgroup.subtree_control"), []byte(enable), 0); err != nil {
+		return fmt.Errorf("enable the controllers of cgroup %s: %w", g.path, err)
+	}
+	return nil
+}
+
 // Processes lists the pids in the cgroup and below it.
 func (g Group) Processes() ([]int, error) {
 	var pids []int

@@ -91,6 +91,26 @@ func TestKillAndWaitEmpty(t *testing.T) {
 	}
 }
 
+func TestDelegate(t *testing.T) {
+	g := group(t)
+	for range 2 {
+		if err := g.Delegate(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has, err := os.ReadFile(filepath.Join(g.dir(), "cgroup.controllers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gives, err := os.ReadFile(filepath.Join(g.dir(), "cgroup.subtree_control"))
+	if err != nil || string(gives) != string(has) {
+		t.Errorf("has %q, gives %q, %v", has, gives, err)
+	}
+	if err := New(g.mountpoint, "/no/such/parent").Delegate(); err == nil {
+		t.Error("made a cgroup without a parent")
+	}
+}
+
 func TestWaitEmptyWakesUp(t *testing.T) {
 	g := group(t)
 	c := run(t, g, "sleep 60")

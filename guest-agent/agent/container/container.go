@@ -2,10 +2,12 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -158,7 +160,7 @@ func (c *Container) reserveExec(id string) error {
 }
 
 func (c *Container) startExec(ctx context.Context, r Exec, io *stdio.Process) (*process, <-chan reap.Exit, error) {
-	b, err := spec.Process(r.Process, r.Terminal, r.Columns, r.Rows)
+	b, oomScoreAdj, err := spec.Process(r.Process, r.Terminal, r.Columns, r.Rows)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -179,6 +181,12 @@ func (c *Container) startExec(ctx context.Context, r Exec, io *stdio.Process) (*
 	if err != nil {
 		_ = unix.Kill(started.PID, unix.SIGKILL)
 		return nil, nil, err
+	}
+	if oomScoreAdj != nil {
+		file := fmt.Sprintf("/proc/%d/oom_score_adj", p.pid)
+		if err := os.WriteFile(file, strconv.AppendInt(nil, int64(*oomScoreAdj), 10), 0); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
+			slog.Warn("process keeps its OOM score", "container", c.id, "process", r.ID, "error", err)
+		}
 	}
 	if r.Terminal && r.Columns > 0 && r.Rows > 0 {
 		if err := io.Resize(uint16(r.Columns), uint16(r.Rows)); err != nil {

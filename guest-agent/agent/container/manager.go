@@ -62,8 +62,14 @@ type Manager struct {
 }
 
 // NewManager makes a manager without containers.
-func NewManager(c Config) *Manager {
-	return &Manager{Config: c, containers: map[string]*Container{}, next: 1}
+func NewManager(c Config) (*Manager, error) {
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := cgroup.New(c.Cgroups, cgroupParent).Delegate(); err != nil {
+		return nil, err
+	}
+	return &Manager{Config: c, containers: map[string]*Container{}, next: 1}, nil
 }
 
 // Create is what a container is made of.

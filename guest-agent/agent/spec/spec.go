@@ -47,23 +47,25 @@ func Container(b []byte, g Guest) ([]byte, error) {
 	return json.Marshal(&s)
 }
 
-// Process transforms the description of a further process.
-func Process(b []byte, terminal bool, columns, rows uint32) ([]byte, error) {
+// Process transforms the description of a further process. oomScoreAdj is what crun doesn't look at when it starts one
+// in a container that runs; nil is as any process.
+func Process(b []byte, terminal bool, columns, rows uint32) (_ []byte, oomScoreAdj *int, err error) {
 	var p specs.Process
 	if err := decode(b, &p); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(p.Args) == 0 {
-		return nil, fmt.Errorf("%w: the process has no command", ErrInvalid)
+		return nil, nil, fmt.Errorf("%w: the process has no command", ErrInvalid)
 	}
 	if err := newerProcess(&p); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	process(&p, terminal)
 	if terminal && columns > 0 && rows > 0 {
 		p.ConsoleSize = &specs.Box{Width: uint(columns), Height: uint(rows)}
 	}
-	return json.Marshal(&p)
+	b, err = json.Marshal(&p)
+	return b, p.OOMScoreAdj, err
 }
 
 func decode(b []byte, into any) error {
@@ -164,7 +166,7 @@ func hooks(s *specs.Spec, _ Guest) error {
 	if h == nil {
 		return nil
 	}
-	//nolint:staticcheck // Prestart is deprecated and still used.
+	//lint:ignore SA1019 Prestart is deprecated and still used.
 	for _, outside := range [][]specs.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.Poststart, h.Poststop} {
 		if len(outside) > 0 {
 			return fmt.Errorf("the hook %s runs outside of the container, on the host", outside[0].Path)

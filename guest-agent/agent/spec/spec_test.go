@@ -159,8 +159,8 @@ func TestAllDevices(t *testing.T) {
 }
 
 func TestProcess(t *testing.T) {
-	b, err := Process([]byte(`{"args":["x"],"cwd":"/","apparmorProfile":"p","user":{"uid":7}}`), true, 80, 24)
-	if err != nil {
+	b, adj, err := Process([]byte(`{"args":["x"],"cwd":"/","apparmorProfile":"p","user":{"uid":7},"oomScoreAdj":5}`), true, 80, 24)
+	if err != nil || *adj != 5 {
 		t.Fatal(err)
 	}
 	var p specs.Process
@@ -171,7 +171,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	for _, b := range []string{"", "[]", `{"cwd":"/"}`, `{"args":["x"],"scheduler":{"policy":"SCHED_FIFO"}}`} {
-		if _, err := Process([]byte(b), false, 0, 0); !errors.Is(err, ErrInvalid) {
+		if _, _, err := Process([]byte(b), false, 0, 0); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%q: %v", b, err)
 		}
 	}

@@ -1,5 +1,5 @@
-// Package vmtest drives the agent in a real guest: Debian's kernel in an emulated QEMU, the agent as PID 1, crun.
-package vmtest
+// Package agent drives the agent in a real guest: Debian's kernel in an emulated QEMU, the agent as PID 1, crun.
+package agent
 
 import (
 	"bytes"
