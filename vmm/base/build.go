@@ -17,8 +17,8 @@ import (
 const saveTimeout = 10 * time.Second
 
 // build boots a machine and saves it into dir, synced.
-func (l *Launcher) build(ctx context.Context, key Key, tscKHz int, dir string) (err error) {
-	m, mem, err := l.boot(ctx, key.Accel, key.Shape)
+func (l *Launcher) build(ctx context.Context, art artefacts, key Key, tscKHz int, dir string) (err error) {
+	m, mem, err := l.boot(ctx, art, key.Accel, key.Shape)
 	if err != nil {
 		return err
 	}

@@ -160,6 +160,14 @@ func (c *cache) sweep() {
 	}
 }
 
+// sweepIfIdle sweeps, unless somebody is making a snapshot, who has done so already.
+func (c *cache) sweepIfIdle() {
+	if unlock, err := flock.TryLock(filepath.Join(c.dir, lockFile)); err == nil {
+		c.sweep()
+		unlock()
+	}
+}
+
 // evict removes the least recently used snapshots beyond the bound, but neither the one named keep nor one whose memory
 // a process holds: its machines wouldn't mind, but the next one would need it again.
 func (c *cache) evict(keep string) error {

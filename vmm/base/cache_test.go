@@ -266,6 +266,26 @@ func TestKilledBuildIsSwept(t *testing.T) {
 	}
 }
 
+func TestSweepLeavesTheBuilderAlone(t *testing.T) {
+	k := newKit(t, 2)
+	k.sweepIfIdle() // without a directory
+	key := testKey(2)
+	if _, err := k.get(t.Context(), key, khz, func(ctx context.Context, dir string) error {
+		k.sweepIfIdle()
+		return k.build(key, khz)(ctx, dir)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	left := filepath.Join(k.dir, tmpPrefix+"123")
+	if err := os.Mkdir(left, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	k.sweepIfIdle()
+	if names := k.names(t); len(names) != 1 || names[0] != key.ID() {
+		t.Errorf("the cache holds %v", names)
+	}
+}
+
 func TestLeastRecentlyUsedGoes(t *testing.T) {
 	k := newKit(t, 2)
 	now := time.Now()

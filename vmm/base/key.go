@@ -33,15 +33,29 @@ type Key struct {
 	Shape vmm.Shape  `json:"shape"`
 }
 
-// newKey describes a machine of that shape on this host as it is now.
-func newKey(cfg *config.Config, a accel.Kind, shape vmm.Shape) (Key, error) {
-	k := Key{Format: formatVersion, Board: qemu.BoardVersion, Accel: a, CPU: qemu.CPUModel(a), Shape: shape}
-	var err error
-	if k.QEMU, err = artefactDigest(cfg.QEMUDir()); err != nil {
-		return k, fmt.Errorf("QEMU is not installed: %w; run the set-up (make run)", err)
+// artefacts are the directories behind the names "current", which set-up may point elsewhere at any time.
+type artefacts struct{ qemu, guest string }
+
+func currentArtefacts(cfg *config.Config) (a artefacts, err error) {
+	if a.qemu, err = filepath.EvalSymlinks(cfg.QEMUDir()); err != nil {
+		return a, fmt.Errorf("QEMU is not installed: %w; run the set-up (make run)", err)
 	}
-	if k.Guest, err = artefactDigest(cfg.GuestDir()); err != nil {
-		return k, fmt.Errorf("the guest image is not installed: %w; run the set-up (make run)", err)
+	if a.guest, err = filepath.EvalSymlinks(cfg.GuestDir()); err != nil {
+		return a, fmt.Errorf("the guest image is not installed: %w; run the set-up (make run)", err)
+	}
+	return a, nil
+}
+
+// newKey describes a machine of that shape and of these artefacts on this host.
+func newKey(art artefacts, a accel.Kind, shape vmm.Shape) (Key, error) {
+	k := Key{
+		Format: formatVersion,
+		Board:  qemu.BoardVersion,
+		QEMU:   filepath.Base(art.qemu),
+		Guest:  filepath.Base(art.guest),
+		Accel:  a,
+		CPU:    qemu.CPUModel(a),
+		Shape:  shape,
 	}
 	if a == accel.KVM { // an emulated CPU is the same everywhere, a real one has the host's features
 		cpu, err := hostCPU("/proc/cpuinfo")
@@ -51,15 +65,6 @@ func newKey(cfg *config.Config, a accel.Kind, shape vmm.Shape) (Key, error) {
 		k.CPU += ":" + cpu
 	}
 	return k, nil
-}
-
-// artefactDigest is the name of the directory behind "current".
-func artefactDigest(dir string) (string, error) {
-	real, err := filepath.EvalSymlinks(dir)
-	if err != nil {
-		return "", err
-	}
-	return filepath.Base(real), nil
 }
 
 // hostCPU is a digest of the first CPU's model and features.

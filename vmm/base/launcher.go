@@ -7,16 +7,12 @@ package base
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/tsc"
@@ -26,13 +22,6 @@ import (
 	"github.com/cubesandbox/cube/vmm/memory"
 	"github.com/cubesandbox/cube/vmm/qemu"
 )
-
-// bootTimeout is how long a guest may take from its start to its being settled. Emulated on an idle host it takes 6 to
-// 10 s.
-const bootTimeout = 90 * time.Second
-
-// deathDelay is how much later than a broken agent channel the machine's end may be known.
-const deathDelay = time.Second
 
 // trialShape is what the trial of KVM boots.
 var trialShape = vmm.Shape{VCPUs: 1, MemoryMiB: 256}
@@ -88,12 +77,16 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (_ vmm.Machine, er
 	defer u.Run(&err)
 	u.Push(func() error { return os.RemoveAll(r.Dir) })
 
-	b, err := l.base(ctx, r.Shape)
+	art, err := currentArtefacts(l.cfg)
+	if err != nil {
+		return nil, err
+	}
+	b, err := l.base(ctx, art, r.Shape)
 	if err != nil {
 		return nil, err
 	}
 	u.Push(b.Close)
-	modules, err := os.Open(filepath.Join(l.cfg.GuestDir(), "modules.img"))
+	modules, err := os.Open(filepath.Join(art.guest, modulesFile))
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +94,7 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (_ vmm.Machine, er
 	m, err := l.driver.Start(ctx, &qemu.Spec{
 		ID:       r.ID,
 		Dir:      r.Dir,
-		QEMU:     l.cfg.QEMUDir(),
+		QEMU:     art.qemu,
 		Shape:    b.Key.Shape,
 		CPULimit: r.CPULimit,
 		NetNS:    r.NetNS,
@@ -125,7 +118,12 @@ func (w *Warm) Release() error { return w.base.Close() }
 
 // Warm makes the base snapshot for that shape, if there is none, and holds it.
 func (l *Launcher) Warm(ctx context.Context, shape vmm.Shape) (*Warm, error) {
-	b, err := l.base(ctx, shape)
+	art, err := currentArtefacts(l.cfg)
+	if err != nil {
+		return nil, err
+	}
+	l.cache.sweepIfIdle()
+	b, err := l.base(ctx, art, shape)
 	if err != nil {
 		return nil, err
 	}
@@ -134,36 +132,37 @@ func (l *Launcher) Warm(ctx context.Context, shape vmm.Shape) (*Warm, error) {
 
 // Accelerator says what executes guests on this host, after a trial of KVM if that is worth one.
 func (l *Launcher) Accelerator(ctx context.Context) (accel.Verdict, error) {
-	subject, err := l.subject()
+	art, err := currentArtefacts(l.cfg)
 	if err != nil {
 		return accel.Verdict{}, err
 	}
-	return l.judge.Decide(ctx, subject, func(ctx context.Context) error {
-		m, _, err := l.boot(ctx, accel.KVM, trialShape)
+	return l.accelerator(ctx, art)
+}
+
+func (l *Launcher) accelerator(ctx context.Context, art artefacts) (accel.Verdict, error) {
+	return l.judge.Decide(ctx, art.subject(), func(ctx context.Context) error {
+		m, mem, err := l.boot(ctx, art, accel.KVM, trialShape)
 		if err != nil {
 			return err
 		}
-		return halt(m)
+		return errors.Join(halt(m), mem.Close())
 	})
 }
 
 // KnownAccelerator is Accelerator without a trial: accel.ErrUndecided if that takes one.
 func (l *Launcher) KnownAccelerator() (accel.Verdict, error) {
-	subject, err := l.subject()
+	art, err := currentArtefacts(l.cfg)
 	if err != nil {
 		return accel.Verdict{}, err
 	}
-	return l.judge.Known(subject)
+	return l.judge.Known(art.subject())
 }
 
 // subject is what a trial of KVM is about.
-func (l *Launcher) subject() (string, error) {
-	k, err := newKey(l.cfg, "", trialShape)
-	return k.QEMU + " " + k.Guest, err
-}
+func (a artefacts) subject() string { return filepath.Base(a.qemu) + " " + filepath.Base(a.guest) }
 
 // base returns the base snapshot for a shape.
-func (l *Launcher) base(ctx context.Context, asked vmm.Shape) (*ready, error) {
+func (l *Launcher) base(ctx context.Context, art artefacts, asked vmm.Shape) (*ready, error) {
 	max, err := limits(l.cfg)
 	if err != nil {
 		return nil, err
@@ -172,11 +171,11 @@ func (l *Launcher) base(ctx context.Context, asked vmm.Shape) (*ready, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := l.Accelerator(ctx)
+	v, err := l.accelerator(ctx, art)
 	if err != nil {
 		return nil, err
 	}
-	key, err := newKey(l.cfg, v.Kind, shape)
+	key, err := newKey(art, v.Kind, shape)
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +184,7 @@ func (l *Launcher) base(ctx context.Context, asked vmm.Shape) (*ready, error) {
 		return nil, err
 	}
 	return l.cache.get(ctx, key, khz, func(ctx context.Context, dir string) error {
-		return l.build(ctx, key, khz, dir)
+		return l.build(ctx, art, key, khz, dir)
 	})
 }
 
@@ -195,99 +194,3 @@ func (l *Launcher) tscKHz() (int, error) {
 	}
 	return tsc.Cached(filepath.Join(l.cfg.RunDir, "tsc-khz"))
 }
-
-// boot starts a machine of its own from the kernel and has the guest settled. mem is its memory, which outlives it.
-func (l *Launcher) boot(ctx context.Context, kind accel.Kind, shape vmm.Shape) (_ *qemu.Machine, mem *os.File, err error) {
-	ctx, cancel := context.WithTimeout(ctx, l.cfg.Timeout(bootTimeout))
-	defer cancel()
-	var files undo.Stack // QEMU has its own
-	defer func() { _ = files.Release() }()
-	openGuest := func(name string) *os.File {
-		f, e := os.Open(filepath.Join(l.cfg.GuestDir(), name))
-		if e != nil {
-			err = errors.Join(err, fmt.Errorf("the guest image is incomplete: %w; run the set-up (make run)", e))
-			return nil
-		}
-		files.Push(f.Close)
-		return f
-	}
-	kernel, initrd, modules := openGuest("vmlinuz"), openGuest("initrd.img"), openGuest("modules.img")
-	if err != nil {
-		return nil, nil, err
-	}
-	khz, err := l.tscKHz()
-	if err != nil {
-		return nil, nil, err
-	}
-	var u undo.Stack
-	defer u.Run(&err)
-	if mem, err = memory.Scratch(int64(shape.MemoryMiB) << 20); err != nil {
-		return nil, nil, err
-	}
-	u.Push(mem.Close)
-	id, dir, err := l.machineDir()
-	if err != nil {
-		return nil, nil, err
-	}
-	m, err := l.driver.Start(ctx, &qemu.Spec{
-		ID:      id,
-		Dir:     dir,
-		QEMU:    l.cfg.QEMUDir(),
-		Shape:   shape,
-		Accel:   kind,
-		Memory:  mem,
-		Share:   true,
-		Modules: modules,
-		Boot:    &qemu.Boot{Kernel: kernel, Initrd: initrd, TSCKHz: khz},
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	u.Push(func() error { return halt(m) })
-	if err := l.settle(ctx, stayOpen{m.Agent()}); err != nil {
-		return nil, nil, l.bootError(ctx, m, err)
-	}
-	return m, mem, nil
-}
-
-// bootError tells a guest that has died from one that doesn't answer.
-func (l *Launcher) bootError(ctx context.Context, m *qemu.Machine, err error) error {
-	select {
-	case <-m.Done():
-	case <-time.After(l.cfg.Timeout(deathDelay)):
-	}
-	var death *vmm.DeathError
-	if errors.As(m.Err(), &death) {
-		return &vmm.BootError{Stage: "boot", Console: death.Console, Err: errors.New(death.Reason)}
-	}
-	if ctx.Err() != nil {
-		err = fmt.Errorf("the guest has not answered in time: %w", err)
-	}
-	return &vmm.BootError{Stage: "agent", Console: m.Tail(), Err: err}
-}
-
-// machineDir makes the directory of a machine that nobody has asked for.
-func (l *Launcher) machineDir() (id, dir string, err error) {
-	var b [6]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	id = "base-" + hex.EncodeToString(b[:])
-	if err := os.MkdirAll(l.cfg.VMDir(), 0o711); err != nil {
-		return "", "", err
-	}
-	dir = filepath.Join(l.cfg.VMDir(), id)
-	return id, dir, os.Mkdir(dir, 0o700)
-}
-
-// halt ends a machine without waiting for its guest.
-func halt(m *qemu.Machine) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return m.Stop(ctx)
-}
-
-// stayOpen keeps the channel open when whoever settles the guest is done with it: a guest that is saved must not see an
-// end of file.
-type stayOpen struct{ net.Conn }
-
-// Close ends what still waits for the channel.
-func (c stayOpen) Close() error { return c.SetDeadline(time.Unix(1, 0)) }
