@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/internal/testguest"
 	"github.com/cubesandbox/cube/vmm/qemu"
 )
@@ -232,4 +233,29 @@ func emptyRoot(t *testing.T) string {
 		}
 	}
 	return dir
+}
+
+// The jail lets QEMU at /dev/kvm, whatever KVM is good for on this host: what fails then is not access to it.
+func TestKVMInJail(t *testing.T) {
+	cfg := testguest.Config(t)
+	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err != nil {
+		t.Skip(err)
+	} else {
+		f.Close()
+	}
+	s := bootSpec(t, cfg, "kvm")
+	s.Accel = accel.KVM
+	m, err := qemu.NewDriver(cfg, slog.Default()).Start(within(t, cfg.Timeout(20*time.Second)), s)
+	if err == nil {
+		t.Log("QEMU runs under KVM")
+		if err := m.Stop(gone()); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	t.Log(err)
+	var boot *vmm.BootError
+	if !errors.As(err, &boot) || strings.Contains(err.Error(), "access KVM") || strings.Contains(err.Error(), "/dev/kvm") {
+		t.Errorf("got %v", err)
+	}
 }
