@@ -151,7 +151,7 @@ func Inspect(cfg *config.Config) (Status, error) {
 		return Status{}, err
 	}
 	if l.kind == Image && !l.mounted {
-		if err := checkUnused(l); err != nil {
+		if _, err := deviceOf(l); err != nil {
 			return Status{}, err
 		}
 		if !l.exists {

@@ -39,16 +39,18 @@ func backingGone(dev string) (bool, error) {
 	return strings.HasSuffix(strings.TrimSpace(string(b)), "(deleted)"), err
 }
 
-// checkUnused makes sure that no loop device has the image: XFS would be mounted twice.
-func checkUnused(l layout) error {
+// deviceOf is the loop device that already has the image, "" for none. One that is mounted where this process can see it
+// is an error. One that isn't, is held by a mount namespace that was copied while the store was mounted (a service's, a
+// container's); another device on the same file would mount XFS twice.
+func deviceOf(l layout) (dev string, err error) {
 	if !l.exists {
-		return nil
+		return "", nil
 	}
-	attached, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
-		return err
+		return "", err
 	}
-	for _, a := range attached {
+	for _, a := range files {
 		dev := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(a)))
 		f, err := openLoop(dev)
 		if err != nil {
@@ -59,23 +61,29 @@ func checkUnused(l layout) error {
 		if !ours {
 			continue
 		}
-		way := "losetup -d " + dev
 		mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Source != dev, false })
-		if err == nil && len(mounts) > 0 {
-			way = "umount " + mounts[0].Mountpoint
+		if err != nil {
+			return "", err
 		}
-		return fmt.Errorf("the store's image %s is in use by %s: run %s", l.image, dev, way)
+		if len(mounts) > 0 {
+			return "", fmt.Errorf("the store's image %s is in use by %s: run umount %s", l.image, dev, mounts[0].Mountpoint)
+		}
+		return dev, nil
 	}
-	return nil
+	return "", nil
 }
 
-// mountImage mounts the image through a loop device that goes with the mount. It is mounted without discard, so that its
-// blocks stay allocated. They are cached once, as direct I/O bypasses the outer file system's cache.
-func mountImage(l layout) error {
+// mountImage mounts the image: through dev if it is attached to that, otherwise through a loop device that goes with the
+// mount. It is mounted without discard, so that its blocks stay allocated. They are cached once, as direct I/O bypasses
+// the outer file system's cache.
+func mountImage(l layout, dev string) error {
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		return fmt.Errorf("mount the store: %w: load the kernel module loop, or set store.size = 0", err)
 	}
 	m := mount.Mount{Type: "xfs", Source: l.image, Options: []string{"loop", "direct-io", "noatime", "nodev", "nosuid", "noexec"}}
+	if dev != "" {
+		m.Source, m.Options = dev, m.Options[2:]
+	}
 	err := m.Mount(l.dir)
 	switch {
 	case errors.Is(err, unix.ENODEV):

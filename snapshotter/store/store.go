@@ -51,10 +51,11 @@ func Ensure(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Store
 		}
 	}
 	if !l.mounted {
-		if err := checkUnused(l); err != nil {
+		dev, err := deviceOf(l)
+		if err != nil {
 			return nil, err
 		}
-		if err := mountImage(l); err != nil {
+		if err := mountImage(l, dev); err != nil {
 			return nil, err
 		}
 		killpoint("mounted")
