@@ -19,6 +19,11 @@ import (
 // groupValue reads a value of the machine's cgroup, whichever hierarchy has it.
 func groupValue(t testing.TB, dir string, names ...string) int {
 	t.Helper()
+	return mustAtoi(t, groupText(t, dir, names...))
+}
+
+func groupText(t testing.TB, dir string, names ...string) string {
+	t.Helper()
 	held, err := record.Read(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -30,12 +35,12 @@ func groupValue(t testing.TB, dir string, names ...string) int {
 				if err != nil {
 					t.Fatal(err)
 				}
-				return mustAtoi(t, strings.TrimSpace(string(b)))
+				return strings.TrimSpace(string(b))
 			}
 		}
 	}
 	t.Fatalf("no %v in cgroup %s", names, held.Cgroup)
-	return 0
+	return ""
 }
 
 // A guest that uses its memory stays within its group's limit, and isn't killed by it.
@@ -179,6 +184,7 @@ func TestFootprint(t *testing.T) {
 			sizes[f[0]] = mustAtoi(t, f[1])
 		}
 	}
+	t.Logf("throttled: %s", strings.ReplaceAll(groupText(t, s.Dir, "cpu.stat"), "\n", ", "))
 	private := (sizes["Private_Clean:"] + sizes["Private_Dirty:"]) >> 10
 	t.Logf("private %d MiB, PSS %d MiB, RSS %d MiB, cgroup %d MiB, threads %s", private, sizes["Pss:"]>>10, sizes["Rss:"]>>10,
 		groupValue(t, s.Dir, "memory.current", "memory.usage_in_bytes")>>20, status(t, m.PID())["Threads"])
