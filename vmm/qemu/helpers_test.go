@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	testguest.Remove()
+	if template.state != nil {
+		_ = os.Remove(template.state.Name())
+	}
 	os.Exit(code)
 }
 
