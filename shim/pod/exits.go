@@ -140,12 +140,12 @@ func (c *container) started(p *process, event any) error {
 	return nil
 }
 
-// notStarted is the end of a process whose start failed: no events, nobody waits, delete works.
-func (c *container) notStarted(p *process) {
+// notStarted is the end of a process that never ran: no events, nobody waits, delete works.
+func (c *container) notStarted(p *process, status uint32) {
 	c.mu.Lock()
 	p.state = Stopped
 	p.early = nil
-	p.exit = Exit{Status: statusNotStarted, At: time.Now()}
+	p.exit = Exit{Status: status, At: time.Now()}
 	if p.execID == "" {
 		c.endExecs()
 	}

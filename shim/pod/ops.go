@@ -52,7 +52,7 @@ func (p *Pod) Start(ctx context.Context, id, execID string) (pid int, err error)
 		err = t.c.started(t, event)
 	}
 	if err != nil {
-		t.c.notStarted(t)
+		t.c.notStarted(t, statusNotStarted)
 		return 0, fmt.Errorf("start %s: %w", t.name(), t.c.vm.explain(err))
 	}
 	if execID == "" {
@@ -249,7 +249,7 @@ func (p *Pod) Delete(ctx context.Context, id, execID string) (pid int, exit Exit
 		if execID == "" {
 			c.exited(t, statusKilled)
 		} else {
-			c.notStarted(t)
+			c.notStarted(t, 0) // as runc's shim tells it
 		}
 	}
 	select {

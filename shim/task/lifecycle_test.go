@@ -213,8 +213,11 @@ func TestDeleteOfWhatNeverRan(t *testing.T) {
 	h := newHarness(t)
 	h.run("sleep")
 	h.exec("e", "sleep")
-	_, err := h.delete("e")
+	d, err := h.delete("e")
 	h.must(err)
+	if d.ExitStatus != 0 {
+		t.Errorf("status %d", d.ExitStatus)
+	}
 	h.must(h.kill("", syscall.SIGKILL))
 	h.wait("")
 	_, err = h.delete("")
