@@ -10,6 +10,10 @@ import (
 // dropPrivileges leaves a process with a uid of its own, no group but its own, no capability in any set and no way to
 // any.
 func dropPrivileges(s *Spec) error {
+	// A new session keyring, without a name: that of the launching process is root's.
+	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err != nil && !errors.Is(err, unix.ENOSYS) {
+		return fmt.Errorf("session keyring: %w", err)
+	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}
