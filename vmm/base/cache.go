@@ -107,7 +107,11 @@ func (c *cache) make(ctx context.Context, key Key, tscKHz int, build func(ctx co
 	}
 	c.sweep()
 	start := time.Now()
-	c.log.Info("making a base snapshot, once per shape", "shape", key.Shape.String(), "accelerator", key.Accel, "why", why)
+	reason := why.Error()
+	if errors.Is(why, fs.ErrNotExist) {
+		reason = "there is none"
+	}
+	c.log.Info("making a base snapshot, once per shape", "shape", key.Shape.String(), "accelerator", key.Accel, "why", reason)
 
 	tmp, err := os.MkdirTemp(c.dir, tmpPrefix)
 	if err != nil {
