@@ -16,6 +16,8 @@ const (
 	drainLimit = 3 * time.Second
 	// execsLimit is how long init's exit waits for those of the execs, which die with it.
 	execsLimit = 5 * time.Second
+	// restLimit is how long init's exit waits for the machine to stop, which delete waits for in any case.
+	restLimit = 3 * time.Second
 )
 
 // The order that everyone relies on: a process's exit after its start, and init's exit after those of all execs. An
@@ -65,21 +67,19 @@ func (c *container) endExecs() []*process {
 // settle brings an exit to its end: output, execs, record, event, waiters.
 func (c *container) settle(p *process, execs []*process) {
 	c.mu.Lock()
-	host := p.io
+	host, exit := p.io, p.exit
 	c.mu.Unlock()
 	if host != nil {
 		host.Drain(c.timeout(drainLimit))
 	}
 	if p.execID == "" {
 		c.awaitExecs(execs)
-	}
-	c.mu.Lock()
-	exit := p.exit
-	c.mu.Unlock()
-	if p.execID == "" {
 		if err := c.records.SaveExit(record.Exit{PID: c.vm.PID(), Status: exit.Status, At: exit.At}); err != nil {
 			c.log.Warn("record the exit", "error", err)
 		}
+		// Nobody needs the machine any more. Whoever sees the exit may rely on it that the task's pid is gone and
+		// that its disks are at rest, with all data on them.
+		c.vm.stopWithin(c.timeout(restLimit))
 	}
 	c.events.Send(&eventsapi.TaskExit{
 		ContainerID: c.id,
@@ -91,10 +91,6 @@ func (c *container) settle(p *process, execs []*process) {
 	c.mu.Lock()
 	p.finish()
 	c.mu.Unlock()
-	if p.execID == "" {
-		// Nobody needs the machine any more; what delete would wait for can begin.
-		c.vm.stop()
-	}
 }
 
 // awaitExecs waits for the execs' exits, and ends those that the guest says nothing of. Starts that are still under way

@@ -152,6 +152,17 @@ func (v *vm) stop() error {
 	return v.stopErr
 }
 
+// stopWithin stops the machine and waits for that, but no longer than limit.
+func (v *vm) stopWithin(limit time.Duration) {
+	go v.stop()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-v.stopped:
+	case <-timer.C:
+	}
+}
+
 // kill ends the machine at once, without asking the guest.
 func (v *vm) kill(reason string) {
 	v.once.Do(func() {
