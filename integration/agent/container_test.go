@@ -287,13 +287,13 @@ func TestExec(t *testing.T) {
 	f := m.events(t, 0)
 	c := m.newContainer(t, "exec")
 	c.run(t, containerSpec("sleep", "1000"))
-	in, out, errs, err := c.exec(t, "e1", process("sh", "-c", "cat; echo err >&2; cat /proc/self/oom_score_adj; exit 3"))
+	in, out, errs, err := c.exec(t, "e1", process("sh", "-c", "cat; echo err >&2; cat /proc/self/oom_score_adj /proc/self/personality; exit 3"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, _ = in.Write([]byte("input\n"))
 	_ = in.CloseWrite()
-	if got := read(t, out); got != "input\n0\n" {
+	if got := read(t, out); got != "input\n0\n00000000\n" {
 		t.Errorf("standard output %q", got)
 	}
 	if got := read(t, errs); got != "err\n" {

@@ -46,6 +46,7 @@ func TestProperties(t *testing.T) {
 		echo "cgroup: $(cat /proc/self/cgroup)"
 		echo "limit: $(cat /sys/fs/cgroup/pids.max)"
 		echo "oom: $(cat /proc/self/oom_score_adj)"
+		echo "personality: $(cat /proc/self/personality)"
 		echo "null: $(echo x >/dev/null && echo ok)"
 		echo "kmsg: $(mknod /tmp/kmsg c 1 11 && cat /tmp/kmsg 2>&1)"
 		echo "chmod: $(chmod 1 /tmp 2>&1)"
@@ -72,7 +73,7 @@ func TestProperties(t *testing.T) {
 	got := fields(out)
 	for key, want := range map[string]string{
 		"Uid": "1000\t1000\t1000\t1000", "Groups": "7", "CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2",
-		"nofile": "512", "masked": "0", "sysctl": "1", "cgroup": "0::/", "limit": "50", "oom": "0", "null": "ok",
+		"nofile": "512", "masked": "0", "sysctl": "1", "cgroup": "0::/", "limit": "50", "oom": "0", "personality": "00000000", "null": "ok",
 		"hostname": "box", "lo": "1", "init": "sh",
 	} {
 		if got[key] != want {

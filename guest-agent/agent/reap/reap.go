@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -122,6 +123,8 @@ type Command struct {
 	Env   []string
 	Dir   string
 	Files [3]*os.File // nil: /dev/null
+	// Personality is the program's execution domain (personality(2)).
+	Personality uint
 }
 
 // Start starts a program. The channel gets one value.
@@ -136,6 +139,16 @@ func (r *Reaper) Start(c Command) (pid int, exit <-chan Exit, err error) {
 		}
 		files[i] = f.Fd()
 	}
+	if c.Personality != 0 {
+		// It is the thread's, and inherited.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		before, err := personality(c.Personality)
+		if err != nil {
+			return 0, nil, err
+		}
+		defer func() { _, _ = personality(before) }()
+	}
 	e := r.Expect()
 	defer e.Done()
 	pid, err = syscall.ForkExec(c.Path, append([]string{c.Path}, c.Args...), &syscall.ProcAttr{
@@ -145,6 +158,15 @@ func (r *Reaper) Start(c Command) (pid int, exit <-chan Exit, err error) {
 		return 0, nil, &os.PathError{Op: "start", Path: c.Path, Err: err}
 	}
 	return pid, e.Claim(pid), nil
+}
+
+// personality sets the thread's execution domain and returns the one before.
+func personality(p uint) (before uint, err error) {
+	old, _, errno := unix.Syscall(unix.SYS_PERSONALITY, uintptr(p), 0, 0)
+	if errno != 0 {
+		return 0, os.NewSyscallError("personality", errno)
+	}
+	return uint(old), nil
 }
 
 // Run runs a program to its end. When ctx ends first, the program is killed, and the error is ctx's.

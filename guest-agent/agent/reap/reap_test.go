@@ -45,6 +45,18 @@ func TestRun(t *testing.T) {
 	}
 }
 
+func TestPersonality(t *testing.T) {
+	const addrNoRandomize = 0x0040000
+	c := sh("test $(cat /proc/self/personality) = 00040000")
+	c.Personality = addrNoRandomize
+	if e, err := reaper.Run(testContext(t), c); err != nil || e.Status != 0 {
+		t.Errorf("with a personality: %+v, %v", e, err)
+	}
+	if e, err := reaper.Run(testContext(t), sh("test $(cat /proc/self/personality) = 00000000")); err != nil || e.Status != 0 {
+		t.Errorf("without: %+v, %v", e, err)
+	}
+}
+
 func TestRunUntilContextEnds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()

@@ -204,5 +204,9 @@ func place(s *specs.Spec, g Guest) error {
 	s.Root.Path = g.Rootfs
 	s.Linux.CgroupsPath = g.Cgroup
 	s.Linux.MountLabel = ""
+	if s.Linux.Personality == nil {
+		// Said, so that nothing is handed down: crun's own may be another (package crun).
+		s.Linux.Personality = &specs.LinuxPersonality{Domain: specs.PerLinux}
+	}
 	return nil
 }
