@@ -85,7 +85,7 @@ func Run(version string) error {
 func leave(m *container.Manager) {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
-	if err := m.StopAll(ctx); err != nil {
+	if err := m.Leave(ctx); err != nil {
 		slog.Error("containers may have lost data", "error", oneLine(err))
 	}
 	unix.Sync()

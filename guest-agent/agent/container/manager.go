@@ -110,7 +110,7 @@ func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error
 	if err := c.writeSpec(r); err != nil {
 		return nil, err
 	}
-	u.Push(func() error { return c.remove(context.WithoutCancel(ctx)) })
+	u.Push(func() error { return c.discard(ctx) })
 	started, err := m.Crun.Create(ctx, c.id, c.dir, c.dir, crun.Process{Files: io.Files(), Terminal: r.Terminal})
 	if err != nil {
 		return nil, err
@@ -175,15 +175,14 @@ func (m *Manager) All() []*Container {
 	return all
 }
 
-// StopAll kills and removes all containers. It goes on after a failure.
-func (m *Manager) StopAll(ctx context.Context) error {
+// Leave ends all containers and unmounts their disks, for the machine is about to end: nothing else is tidied up. It goes
+// on after a failure. A container that is being created has nothing yet that could be lost.
+func (m *Manager) Leave(ctx context.Context) error {
 	var errs []error
 	for _, c := range m.All() {
-		if err := c.kill(ctx); err != nil {
-			errs = append(errs, err)
-			continue
+		if err := c.enter(deleting, created, starting, running, stopped); err == nil {
+			errs = append(errs, c.leave(ctx))
 		}
-		errs = append(errs, c.Delete(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -57,17 +57,28 @@ func (c *Container) Stats() ([]byte, error) {
 	return b, err
 }
 
-// kill ends a container that exists, and waits for it.
+// kill ends the container's processes and waits for them.
 func (c *Container) kill(ctx context.Context) error {
 	if err := c.group.Kill(); err != nil {
 		return err
 	}
 	select {
 	case <-c.ended:
-		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("end container %s: %w", c.id, context.Cause(ctx))
+		return fmt.Errorf("wait for the first process: %w", context.Cause(ctx))
 	}
+	if err := c.group.WaitEmpty(ctx); err != nil {
+		return fmt.Errorf("wait for the last process: %w", err)
+	}
+	return nil
+}
+
+// leave ends the container and unmounts its disks.
+func (c *Container) leave(ctx context.Context) error {
+	if err := errors.Join(c.kill(ctx), c.root.Unmount()); err != nil {
+		return fmt.Errorf("end container %s: %w", c.id, err)
+	}
+	return nil
 }
 
 // Delete removes a container that has stopped or was never started: its processes, cgroup, mounts and files. All data
@@ -91,7 +102,7 @@ func (c *Container) delete(ctx context.Context) error {
 	if err := c.kill(ctx); err != nil {
 		return err
 	}
-	if err := c.remove(ctx); err != nil {
+	if err := c.m.Crun.Delete(ctx, c.id, c.dir); err != nil {
 		return err
 	}
 	c.stopWatch()
@@ -101,9 +112,9 @@ func (c *Container) delete(ctx context.Context) error {
 	return os.RemoveAll(c.dir)
 }
 
-// remove kills what is left of the container and has crun remove its cgroup and what it knows of it.
-func (c *Container) remove(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+// discard removes what crun has made of a container whose creation failed.
+func (c *Container) discard(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	if err := c.group.Kill(); err != nil {
 		return err

@@ -37,7 +37,7 @@ func (s *service) Quiesce(context.Context, *emptypb.Empty) (*emptypb.Empty, erro
 }
 
 func (s *service) Shutdown(ctx context.Context, _ *emptypb.Empty) (*emptypb.Empty, error) {
-	err := errors.Join(s.Containers.StopAll(ctx), modules.Unmount())
+	err := errors.Join(s.Containers.Leave(ctx), modules.Unmount())
 	unix.Sync()
 	if err != nil {
 		return nil, err

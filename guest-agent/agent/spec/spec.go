@@ -182,18 +182,22 @@ func seccomp(s *specs.Spec, _ Guest) error {
 	return nil
 }
 
-// devices gives all of the guest's devices to a container that may use them.
+// devices gives all of the guest's devices to a container that may use them. Any other has rules, if only that there are
+// none but those that each container has: a cgroup without rules may use everything.
 func devices(s *specs.Spec, g Guest) error {
+	if s.Linux.Resources == nil {
+		s.Linux.Resources = &specs.LinuxResources{}
+	}
 	if g.AllDevices == nil {
+		if len(s.Linux.Resources.Devices) == 0 {
+			s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
+		}
 		return nil
 	}
 	for _, d := range g.AllDevices {
 		if !slices.ContainsFunc(s.Linux.Devices, func(o specs.LinuxDevice) bool { return o.Path == d.Path }) {
 			s.Linux.Devices = append(s.Linux.Devices, d)
 		}
-	}
-	if s.Linux.Resources == nil {
-		s.Linux.Resources = &specs.LinuxResources{}
 	}
 	s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
 	return nil

@@ -159,6 +159,20 @@ func TestAllDevices(t *testing.T) {
 	}
 }
 
+func TestDevicesAreDeniedWithoutRules(t *testing.T) {
+	for _, r := range []*specs.LinuxResources{nil, {}} {
+		s := sample()
+		s.Linux.Resources = r
+		got, err := transform(t, s, guest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := got.Linux.Resources.Devices; len(d) != 1 || d[0].Allow || d[0].Access != "rwm" || d[0].Type != "" {
+			t.Errorf("rules %+v", d)
+		}
+	}
+}
+
 func TestProcess(t *testing.T) {
 	b, adj, err := Process([]byte(`{"args":["x"],"cwd":"/","apparmorProfile":"p","user":{"uid":7},"oomScoreAdj":5}`), true, 80, 24)
 	if err != nil || *adj != 5 {
