@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"github.com/containerd/containerd/v2/pkg/shim"
@@ -24,8 +25,17 @@ func main() {
 		},
 		Cleanup: record.Cleanup,
 	})
-	shim.RunShim(context.Background(), &manager.Manager{Runtime: "io.cube.v2", Cleanup: record.Cleanup}, func(c *shim.Config) {
+	shim.RunShim(context.Background(), &manager.Manager{Runtime: "io.cube.v2", Cleanup: record.Cleanup, Sweep: sweep}, func(c *shim.Config) {
 		// The children are waited for one by one; a reaper would take their statuses away.
 		c.NoReaper, c.NoSubreaper = true, true
 	})
+}
+
+// sweep cleans up after the machines whose owners are gone.
+func sweep(cfg *config.Config) error {
+	left, err := record.Leftovers(cfg)
+	for _, l := range left {
+		err = errors.Join(err, record.Cleanup(cfg, l.Dir))
+	}
+	return err
 }

@@ -50,12 +50,15 @@ func TestMain(m *testing.M) {
 		Launcher: func(*config.Config, *slog.Logger) vmm.Launcher { return launcher },
 		Cleanup:  cleanup,
 	})
-	shim.RunShim(context.Background(), &manager.Manager{Runtime: "io.cube.v2", Cleanup: cleanup},
+	shim.RunShim(context.Background(), &manager.Manager{Runtime: "io.cube.v2", Cleanup: cleanup, Sweep: sweep},
 		func(c *shim.Config) { c.NoReaper, c.NoSubreaper = true, true })
 	os.Exit(0)
 }
 
 func cleanup(_ *config.Config, dir string) error { return os.RemoveAll(dir) }
+
+// sweep removes what the tests call orphans.
+func sweep(cfg *config.Config) error { return os.RemoveAll(filepath.Join(cfg.VMDir(), "orphan")) }
 
 // daemon is what a shim sees of containerd.
 type daemon struct {
@@ -309,6 +312,7 @@ func TestKilledShim(t *testing.T) {
 	d.must(err)
 	d.create(d.connect(r.Address))
 	pid := d.shimPID()
+	d.must(os.Mkdir(d.dir+"/run/vm/orphan", 0o700))
 	d.must(unix.Kill(pid, unix.SIGKILL))
 	d.ended(pid)
 	began := time.Now()

@@ -44,6 +44,9 @@ type Manager struct {
 	// Cleanup undoes all that a machine's directory stands for, and removes the directory. It is idempotent and
 	// takes at most a few seconds.
 	Cleanup func(cfg *config.Config, machineDir string) error
+	// Sweep does the same for all machines whose owners are gone: a shim that is killed may also have been making a
+	// base snapshot.
+	Sweep func(cfg *config.Config) error
 }
 
 var _ shim.Shim = (*Manager)(nil)

@@ -100,7 +100,7 @@ func (m *Manager) cleanMachine(state *record.State) error {
 	if err != nil {
 		return err
 	}
-	return m.Cleanup(cfg, state.MachineDir)
+	return errors.Join(m.Cleanup(cfg, state.MachineDir), m.Sweep(cfg))
 }
 
 // exitOf is the recorded exit, or else that of a killed container; the latter is recorded, so that all agree.
