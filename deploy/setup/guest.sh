@@ -10,17 +10,6 @@ parts=$CUBE_CACHE/guest
 # The packages, unpacked once.
 parts_key=$(key "$tree"/deploy/setup/{lib,guest}.sh)
 
-# extract_kernel FILE writes the kernel proper that is packed in a bzImage. Where it is in there the header says (the
-# kernel's Documentation/arch/x86/boot.rst): setup_sects, payload_offset, payload_length.
-extract_kernel() {
-	local sectors offset length
-	sectors=$(od -An -tu1 -j 0x1f1 -N 1 "$1")
-	offset=$(od -An -tu4 -j 0x248 -N 4 "$1")
-	length=$(od -An -tu4 -j 0x24c -N 4 "$1")
-	# The last four bytes, behind the stream, are the unpacked size.
-	dd if="$1" bs=1M iflag=skip_bytes,count_bytes skip=$(((sectors + 1) * 512 + offset)) count=$((length - 4)) status=none | xz -dc
-}
-
 unpack_parts() {
 	local tmp=$CUBE_CACHE/tmp/guest release
 	mkdir -p "$tmp"
@@ -32,7 +21,6 @@ unpack_parts() {
 	unpack "$tmp/kernel.list" "$tmp/kernel"
 	unpack "$tmp/crun.list" "$tmp/crun"
 	release=$(basename "$tmp"/kernel/lib/modules/*)
-	extract_kernel "$tmp/kernel/boot/vmlinuz-$release" >"$tmp/kernel/boot/vmlinux-$release"
 	depmod -b "$tmp/kernel" "$release"
 	echo "$release" >"$tmp/release"
 	rm -rf "$parts"

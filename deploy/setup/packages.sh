@@ -6,7 +6,7 @@ lock
 packages=(
 	ca-certificates
 	# the store, the demo image, the guest's modules
-	e2fsprogs xfsprogs mmdebstrap kmod mount util-linux xz-utils
+	e2fsprogs xfsprogs mmdebstrap kmod mount util-linux
 	# runc
 	gcc libc6-dev libseccomp-dev pkg-config
 	# tests

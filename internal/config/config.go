@@ -230,7 +230,7 @@ func (c *Config) VMDir() string { return filepath.Join(c.RunDir, "vm") }
 // QEMUDir is the artefact directory of the QEMU in use: the jail's root.
 func (c *Config) QEMUDir() string { return filepath.Join(c.Artefacts, "qemu", "current") }
 
-// GuestDir is the artefact directory of the guest image in use: vmlinux, initrd.img, modules.img.
+// GuestDir is the artefact directory of the guest image in use: vmlinuz, initrd.img, modules.img.
 func (c *Config) GuestDir() string { return filepath.Join(c.Artefacts, "guest", "current") }
 
 // Size is a number of bytes, written like "256MiB" or "1g" in files.

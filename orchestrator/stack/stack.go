@@ -189,7 +189,7 @@ func (s *stack) bring(p part) error {
 func (s *stack) checkArtefacts(context.Context) error {
 	for _, f := range []struct{ what, path string }{
 		{"QEMU", filepath.Join(s.cfg.QEMUDir(), "usr/bin/qemu-system-x86_64")},
-		{"guest kernel", filepath.Join(s.cfg.GuestDir(), "vmlinux")},
+		{"guest kernel", filepath.Join(s.cfg.GuestDir(), "vmlinuz")},
 		{"guest initramfs", filepath.Join(s.cfg.GuestDir(), "initrd.img")},
 		{"guest modules image", filepath.Join(s.cfg.GuestDir(), "modules.img")},
 	} {

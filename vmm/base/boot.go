@@ -27,7 +27,7 @@ const deathDelay = time.Second
 
 // The files of a guest image.
 const (
-	kernelFile  = "vmlinux"
+	kernelFile  = "vmlinuz"
 	initrdFile  = "initrd.img"
 	modulesFile = "modules.img"
 )

@@ -13,7 +13,7 @@ import (
 
 // Names of the files in a guest artefact, besides artefact.ManifestFile.
 const (
-	Kernel    = "vmlinux"
+	Kernel    = "vmlinuz"
 	Initramfs = "initrd.img"
 	Modules   = "modules.img"
 )
@@ -22,8 +22,7 @@ const (
 type Input struct {
 	// Release is the kernel's release, as in "6.1.0-57-amd64".
 	Release string
-	// Kernel holds the unpacked kernel package, after depmod, and in boot/vmlinux-<Release> the kernel out of its bzImage: an
-	// emulated machine would take longer to unpack that than for all the rest of its boot.
+	// Kernel holds the unpacked kernel package, after depmod.
 	Kernel artefact.Sysroot
 	// Crun holds the unpacked packages of crun and its libraries.
 	Crun artefact.Sysroot
@@ -48,7 +47,7 @@ func Publish(parent string, in Input) (string, error) {
 	}
 	return artefact.Publish(parent, func(dir string) error {
 		t := artefact.Tree{}
-		t.Add(Kernel, artefact.Node{Mode: 0o644, Source: filepath.Join(string(in.Kernel), "boot/vmlinux-"+in.Release)})
+		t.Add(Kernel, artefact.Node{Mode: 0o644, Source: filepath.Join(string(in.Kernel), "boot/vmlinuz-"+in.Release)})
 		if err := t.Write(dir); err != nil {
 			return err
 		}

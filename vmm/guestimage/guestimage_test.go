@@ -56,7 +56,7 @@ func packages(t *testing.T) Input {
 	write(t, filepath.Join(root, mods, "modules.builtin"), "kernel/net/packet/af_packet.ko\n")
 	write(t, filepath.Join(root, mods, "modules.alias"), "# Aliases\nalias fs-xfs xfs\nalias fs-ocfs2 ocfs2\nalias char-major-10-229 fuse\n")
 	write(t, filepath.Join(root, mods, "modules.softdep"), "softdep xfs pre: crc32c\nsoftdep i915 pre: x\n")
-	write(t, filepath.Join(root, "boot/vmlinux-"+release), "a kernel")
+	write(t, filepath.Join(root, "boot/vmlinuz-"+release), "a kernel")
 	write(t, filepath.Join(root, "usr/bin/crun"), "#!not an ELF file, so it needs no libraries")
 	write(t, filepath.Join(root, "agent"), "#!nor is this")
 	return Input{
@@ -252,7 +252,7 @@ func TestBadInput(t *testing.T) {
 		{"no depmod", "depmod makes it", func(t *testing.T, in *Input) {
 			remove(t, filepath.Join(string(in.Kernel), "lib/modules", release, "modules.dep"))
 		}},
-		{"no kernel", "vmlinux", func(t *testing.T, in *Input) { remove(t, filepath.Join(string(in.Kernel), "boot/vmlinux-"+release)) }},
+		{"no kernel", "vmlinuz", func(t *testing.T, in *Input) { remove(t, filepath.Join(string(in.Kernel), "boot/vmlinuz-"+release)) }},
 		{"no crun", "crun", func(t *testing.T, in *Input) { remove(t, filepath.Join(string(in.Crun), CrunPath)) }},
 		{"no agent", "the agent is missing", func(t *testing.T, in *Input) { remove(t, in.Agent) }},
 		{"broken modules.dep", "has no colon", func(t *testing.T, in *Input) {

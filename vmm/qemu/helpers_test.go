@@ -106,7 +106,7 @@ func bootSpec(t testing.TB, cfg *config.Config, id string) *qemu.Spec {
 	}
 	t.Cleanup(func() { s.Memory.Close() })
 	s.Boot = &qemu.Boot{
-		Kernel: open(t, filepath.Join(cfg.GuestDir(), "vmlinux")),
+		Kernel: open(t, filepath.Join(cfg.GuestDir(), "vmlinuz")),
 		Initrd: open(t, filepath.Join(cfg.GuestDir(), "initrd.img")),
 		TSCKHz: khz,
 	}

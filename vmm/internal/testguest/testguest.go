@@ -41,7 +41,7 @@ func Config(t testing.TB) *config.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range []string{host.QEMUDir(), filepath.Join(host.GuestDir(), "vmlinux")} {
+	for _, f := range []string{host.QEMUDir(), filepath.Join(host.GuestDir(), "vmlinuz")} {
 		if _, err := os.Stat(f); err != nil {
 			t.Skipf("needs the set-up's artefacts (make build): %v", err)
 		}
@@ -91,7 +91,7 @@ func build(host *config.Config) (dir string, err error) {
 		os.MkdirAll(guest, 0o755),
 		os.Symlink("test", filepath.Join(dir, "guest", "current")),
 		os.Symlink(filepath.Dir(host.QEMUDir()), filepath.Join(dir, "qemu")),
-		os.Symlink(filepath.Join(host.GuestDir(), "vmlinux"), filepath.Join(guest, "vmlinux")),
+		os.Symlink(filepath.Join(host.GuestDir(), "vmlinuz"), filepath.Join(guest, "vmlinuz")),
 		os.Symlink(filepath.Join(host.GuestDir(), "modules.img"), filepath.Join(guest, "modules.img")),
 	); err != nil {
 		return "", err
