@@ -203,6 +203,7 @@ type Disk struct {
 	Serial        string                 `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
 	Fstype        string                 `protobuf:"bytes,2,opt,name=fstype,proto3" json:"fstype,omitempty"`   // ext4, erofs, xfs, squashfs
 	Options       []string               `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty"` // mount options: ro, noatime, …
+	Bytes         uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`    // the image's size. The kernel may have another one in mind: of before a restore
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +257,13 @@ func (x *Disk) GetOptions() []string {
 		return x.Options
 	}
 	return nil
+}
+
+func (x *Disk) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
 }
 
 // Rootfs is one disk, or an overlay of several.
@@ -1236,11 +1244,12 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\"/\n" +
 	"\x0eSetTimeRequest\x12\x1d\n" +
 	"\n" +
-	"unix_nanos\x18\x01 \x01(\x03R\tunixNanos\"P\n" +
+	"unix_nanos\x18\x01 \x01(\x03R\tunixNanos\"f\n" +
 	"\x04Disk\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x16\n" +
 	"\x06fstype\x18\x02 \x01(\tR\x06fstype\x12\x18\n" +
-	"\aoptions\x18\x03 \x03(\tR\aoptions\"e\n" +
+	"\aoptions\x18\x03 \x03(\tR\aoptions\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\"e\n" +
 	"\x06Rootfs\x12)\n" +
 	"\x05disks\x18\x01 \x03(\v2\x13.cube.agent.v1.DiskR\x05disks\x120\n" +
 	"\aoverlay\x18\x02 \x01(\v2\x16.cube.agent.v1.OverlayR\aoverlay\"\xae\x01\n" +

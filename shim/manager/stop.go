@@ -48,9 +48,7 @@ func (m *Manager) Stop(ctx context.Context, id string) (shim.StopStatus, error) 
 			warn(fmt.Errorf("remove the shim's socket: %w", err))
 		}
 	}
-	if !state.Undone {
-		m.undo(ctx, dir, &state)
-	}
+	m.undo(ctx, dir, &state)
 	return exitOf(dir, state), nil
 }
 

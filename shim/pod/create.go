@@ -128,28 +128,26 @@ func (n *creation) run(ctx context.Context) (_ *container, err error) {
 	}
 	u.Push(func() error { return n.env.Cleanup(n.cfg, n.dir) })
 
-	// The machine's restore is the longest part; all that doesn't need it happens meanwhile.
+	n.root, err = rootfs.Open(ctx, rootfs.Source{
+		Owner:      n.ID,
+		Mounts:     n.Rootfs,
+		Dir:        n.plan.Root,
+		Scratch:    filepath.Join(n.cfg.StoreDir(), "packed"),
+		ImageSize:  int64(n.cfg.Store.DiskSize),
+		MountPoint: filepath.Join(n.Bundle, "rootfs"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer n.root.Close() // QEMU has its own duplicates
+	n.stage("root")
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return n.launch(gctx) })
-	g.Go(func() (err error) {
-		n.root, err = rootfs.Open(gctx, rootfs.Source{
-			Owner:      n.ID,
-			Mounts:     n.Rootfs,
-			Dir:        n.plan.Root,
-			Scratch:    filepath.Join(n.cfg.StoreDir(), "packed"),
-			ImageSize:  int64(n.cfg.Store.DiskSize),
-			MountPoint: filepath.Join(n.Bundle, "rootfs"),
-		})
-		return err
-	})
 	g.Go(func() (err error) {
 		n.host, err = stdio.Open(n.Stdio)
 		return err
 	})
 	err = g.Wait()
-	if n.root != nil {
-		defer n.root.Close() // QEMU has its own duplicates
-	}
 	if n.machine != nil {
 		u.Push(n.stopMachine)
 	}
@@ -218,12 +216,17 @@ func machineDir(cfg *config.Config, id, bundle string) string {
 // launch makes the machine.
 func (n *creation) launch(ctx context.Context) error {
 	began := time.Now()
+	root := n.root.Take()
+	if root != nil {
+		defer root.Close()
+	}
 	m, err := n.env.Launcher(n.cfg).Launch(ctx, vmm.Request{
 		ID:       n.ID,
 		Dir:      n.dir,
 		Shape:    n.plan.Shape,
 		CPULimit: n.plan.CPULimit,
 		NetNS:    n.plan.NetNS,
+		Root:     root,
 	})
 	if err != nil {
 		return err
@@ -246,7 +249,7 @@ func (n *creation) identify(ctx context.Context) (err error) {
 	return nil
 }
 
-// plugIn gives the machine the root's disks. The guest sees them while it is being identified.
+// plugIn gives the machine the root's other disks. The guest sees them while it is being identified.
 func (n *creation) plugIn(ctx context.Context) error {
 	for _, d := range n.root.Disks {
 		if err := n.machine.AddDisk(ctx, d); err != nil {

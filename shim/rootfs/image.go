@@ -87,8 +87,7 @@ func (r *Root) image(owner string, m *types.Mount) error {
 	if err != nil {
 		return err
 	}
-	r.add(owner, f, fstype, readOnly, options)
-	return nil
+	return r.add(owner, f, fstype, readOnly, options)
 }
 
 // open opens an image for a machine. One that may be written is marked first, so that nobody mounts it on the host

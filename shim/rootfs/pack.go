@@ -48,9 +48,15 @@ func pack(ctx context.Context, src Source, mounts []*types.Mount) (_ *os.File, e
 }
 
 // inOwnNamespace calls f on a thread with a mount namespace and a working directory of its own, which end with the
-// goroutine: the thread is never given back.
+// goroutine: the thread is never given back. The main thread would not end, so it isn't used.
 func inOwnNamespace(f func() error) error {
 	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		defer runtime.UnlockOSThread()
+		done := make(chan error, 1)
+		go func() { done <- inOwnNamespace(f) }()
+		return <-done
+	}
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}

@@ -92,24 +92,41 @@ func (r *Root) pack(ctx context.Context, src Source, mounts []*types.Mount) erro
 	if err != nil {
 		return err
 	}
-	r.add(src.Owner, f, "ext4", false, nil)
 	r.Packed = true
+	return r.add(src.Owner, f, "ext4", false, nil)
+}
+
+// Take takes the disk that the machine can have from its start out of Disks, and returns its image, nil when there is
+// none. The caller closes it.
+func (r *Root) Take() *os.File {
+	for i, d := range r.Disks {
+		if d.Serial == vmm.RootSerial {
+			r.Disks = slices.Delete(r.Disks, i, i+1)
+			return d.File
+		}
+	}
 	return nil
 }
 
-// add appends a disk and returns its index.
-func (r *Root) add(owner string, f *os.File, fstype string, readOnly bool, options []string) uint32 {
-	i := len(r.Disks)
-	serial := Serial(owner, i)
+// add appends a disk, which owns f then. The first writable one is what Take takes.
+func (r *Root) add(owner string, f *os.File, fstype string, readOnly bool, options []string) error {
+	fi, err := f.Stat()
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	serial := vmm.RootSerial
+	if readOnly || slices.ContainsFunc(r.Guest.Disks, func(d *api.Disk) bool { return d.Serial == vmm.RootSerial }) {
+		serial = Serial(owner, len(r.Disks))
+	}
 	if readOnly {
 		options = append(options, "ro")
 	}
 	r.Disks = append(r.Disks, vmm.Disk{Serial: serial, File: f, ReadOnly: readOnly})
-	r.Guest.Disks = append(r.Guest.Disks, &api.Disk{Serial: serial, Fstype: fstype, Options: options})
-	return uint32(i)
+	r.Guest.Disks = append(r.Guest.Disks, &api.Disk{Serial: serial, Fstype: fstype, Options: options, Bytes: uint64(fi.Size())})
+	return nil
 }
 
-// Serial names the i-th disk of a container's root: 15 characters at most, of the 20 that a serial may have.
+// Serial names the i-th disk of a container's root, if it is plugged in: 15 characters at most, of the 20 that a serial may have.
 func Serial(owner string, i int) string {
 	sum := sha256.Sum256([]byte(owner))
 	return fmt.Sprintf("r%x-%d", sum[:5], i)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/internal/guestmark"
+	"github.com/cubesandbox/cube/vmm"
 )
 
 func image(t *testing.T) string {
@@ -55,7 +56,7 @@ func TestImage(t *testing.T) {
 	img := image(t)
 	r := openRoot(t, mnt("ext4", img, "rw", "loop", "noatime"))
 	d := r.Disks[0]
-	if len(r.Disks) != 1 || d.ReadOnly || d.Serial != Serial("box", 0) || len(d.Serial) > 20 {
+	if len(r.Disks) != 1 || d.ReadOnly || d.Serial != vmm.RootSerial || len(d.Serial) > 20 {
 		t.Errorf("disks %+v", r.Disks)
 	}
 	if g := r.Guest.Disks[0]; g.Serial != d.Serial || g.Fstype != "ext4" || strings.Join(g.Options, ",") != "noatime" || r.Guest.Overlay != nil {
@@ -336,8 +337,9 @@ func FuzzCompose(f *testing.F) {
 	f.Add("format/bind", "{{ mount 0 }}/x", "ro")
 	f.Fuzz(func(t *testing.T, kind, src, option string) {
 		r := &Root{Guest: &api.Rootfs{}}
-		r.add("box", nil, "ext4", false, nil)
-		r.add("box", nil, "erofs", true, nil)
+		for range 2 {
+			r.Guest.Disks = append(r.Guest.Disks, &api.Disk{})
+		}
 		if r.compose(mnt(kind, src, option)) != nil || r.Guest.Overlay == nil {
 			return
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -54,6 +55,34 @@ func Find(ctx context.Context, serial string) (node string, err error) {
 		return "", fmt.Errorf("find disk %q: %w", serial, err)
 	}
 	return node, nil
+}
+
+// Resize makes the kernel look at the disk again when it doesn't take it to have so many bytes, as after a restore that
+// has put another image behind the disk. 0 is any size.
+func Resize(node string, bytes uint64) error {
+	have, err := size(node)
+	if err != nil || bytes == 0 || have == bytes {
+		return err
+	}
+	rescan := filepath.Join(block, filepath.Base(node), "device/rescan")
+	if err := os.WriteFile(rescan, []byte("1"), 0); err != nil {
+		return fmt.Errorf("look at %s again: %w", node, err)
+	}
+	if have, err = size(node); err == nil && have != bytes {
+		err = fmt.Errorf("%s has %d bytes, not %d", node, have, bytes)
+	}
+	return err
+}
+
+// size is how many bytes the device has.
+func size(node string) (uint64, error) {
+	b, err := os.ReadFile(filepath.Join(block, filepath.Base(node), "size"))
+	if err != nil {
+		return 0, err
+	}
+	sectors, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	const sector = 512 // of this file, whatever the device has (kernel documentation, ABI/stable/sysfs-block)
+	return sectors * sector, err
 }
 
 // find returns the name of the disk with that serial below dir, "" when there is none.

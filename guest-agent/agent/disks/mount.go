@@ -26,7 +26,8 @@ var options = map[string]struct {
 // fileSystems are those that a disk may have.
 var fileSystems = map[string]bool{"ext4": true, "erofs": true, "xfs": true, "squashfs": true}
 
-// Mount mounts the device, whose description has been checked, at dir, which it makes, and grows the file system when the device has become larger.
+// Mount mounts the device, whose description has been checked, at dir, which it makes, and grows the file system when the
+// device has become larger.
 func Mount(node, dir, fstype string, opts []string) error {
 	flags, data := parseOptions(opts)
 	if err := os.Mkdir(dir, 0o700); err != nil {

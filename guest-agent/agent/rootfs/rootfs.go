@@ -46,6 +46,9 @@ func Mount(ctx context.Context, dir string, r *api.Rootfs) (_ *Root, err error) 
 		if err != nil {
 			return nil, err
 		}
+		if err := disks.Resize(node, d.Bytes); err != nil {
+			return nil, fmt.Errorf("disk %q: %w", d.Serial, err)
+		}
 		at := filepath.Join(dir, "disk"+strconv.Itoa(i))
 		if err := disks.Mount(node, at, d.Fstype, d.Options); err != nil {
 			return nil, fmt.Errorf("disk %q: %w", d.Serial, err)

@@ -19,7 +19,7 @@ import (
 type Launcher struct {
 	// Fail, if set, is what Launch returns.
 	Fail error
-	// Disks, if set, is called for each disk that is plugged in.
+	// Disks, if set, is called for each disk that is plugged in, or there from the start.
 	Disks func(vmm.Disk) error
 
 	mu       sync.Mutex
@@ -45,6 +45,11 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (vmm.Machine, erro
 	l.mu.Lock()
 	l.machines = append(l.machines, m)
 	l.mu.Unlock()
+	if r.Root != nil {
+		if err := m.AddDisk(ctx, vmm.Disk{Serial: vmm.RootSerial, File: r.Root}); err != nil {
+			return nil, errors.Join(err, m.Stop(ctx))
+		}
+	}
 	return m, nil
 }
 
