@@ -78,12 +78,7 @@ func Connect(ctx context.Context, conn net.Conn) (*Session, error) {
 	return s, nil
 }
 
-// Probe says hello and returns when the guest has answered. conn stays usable for a later Connect.
-func Probe(ctx context.Context, conn net.Conn) error {
-	_, err := handshake(ctx, conn)
-	return err
-}
-
+// handshake says hello and returns a reader of what comes after the answer.
 func handshake(ctx context.Context, conn net.Conn) (_ *bufio.Reader, err error) {
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {

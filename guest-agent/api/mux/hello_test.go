@@ -33,7 +33,7 @@ func TestHelloInTheMiddleOfAFrame(t *testing.T) {
 			h, g := socketpair(t)
 			sessions := serve(t, g)
 			// The first life's host vanishes without a word; its bytes stay in the channel.
-			if err := Probe(testContext(t), h); err != nil {
+			if _, err := handshake(testContext(t), h); err != nil {
 				t.Fatal(err)
 			}
 			old := next(t, sessions)
@@ -63,7 +63,7 @@ func TestHelloInTheMiddleOfAFrame(t *testing.T) {
 func TestConnectSkipsAnOlderLifesBytes(t *testing.T) {
 	h, g := socketpair(t)
 	sessions := serve(t, g)
-	if err := Probe(testContext(t), h); err != nil {
+	if _, err := handshake(testContext(t), h); err != nil {
 		t.Fatal(err)
 	}
 	old := next(t, sessions)

@@ -116,7 +116,7 @@ func TestGuestRecovers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h, g := socketpair(t)
 			sessions := serve(t, g)
-			if err := Probe(testContext(t), h); err != nil {
+			if _, err := handshake(testContext(t), h); err != nil {
 				t.Fatal(err)
 			}
 			old := next(t, sessions)
