@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -289,8 +290,10 @@ func TestWholeLife(t *testing.T) {
 	_, err = c.Delete(t.Context(), &taskapi.DeleteRequest{ID: id})
 	d.must(err)
 	began := time.Now()
-	_, err = c.Shutdown(t.Context(), &taskapi.ShutdownRequest{ID: id})
-	d.must(err)
+	// containerd, too, takes a connection that ends with the process for an answer.
+	if _, err = c.Shutdown(t.Context(), &taskapi.ShutdownRequest{ID: id}); !errors.Is(err, ttrpc.ErrClosed) {
+		d.must(err)
+	}
 	del, warnings := d.delete()
 	if del.ExitStatus != 143 || del.Pid == 0 || warnings != "" {
 		t.Errorf("delete: %v, %q", del, warnings)
