@@ -49,7 +49,7 @@ func run(n, idle int) (err error) {
 	b := &bench{Stack: s, n: n}
 	b.conditions()
 	fmt.Printf("\n`cube up` from nothing (store made, accelerator probed, base snapshot booted and saved): %.1f s\n", up.Seconds())
-	for _, step := range []func() error{b.runs, b.execs, b.disks, func() error { return b.memory(idle) }} {
+	for _, step := range []func() error{b.runs, b.boots, b.execs, b.disks, func() error { return b.memory(idle) }} {
 		if err := step(); err != nil {
 			return err
 		}

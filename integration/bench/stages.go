@@ -3,20 +3,37 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
 )
 
-// stages prints where the time of the machines' creation went, from what the shims have logged since offset from.
+// stages prints where the time of the machines' creation went, from what containerd and the shims have logged since
+// offset from.
 func (b *bench) stages(log string, from int64) error {
 	text, err := os.ReadFile(log)
 	if err != nil {
 		return err
 	}
-	var order []string
+	order := []string{"snapshot prepare", "shim start"}
 	samples := map[string]sample{}
+	began := map[string]time.Time{} // stages under way; runs come one after the other
 	for line := range strings.Lines(string(text[from:])) {
+		if m := moment.FindStringSubmatch(line); m != nil && strings.Contains(line, b.Name()+"-run-") {
+			now, err := time.Parse(time.RFC3339Nano, m[1])
+			if err != nil {
+				return err
+			}
+			stage, ends := moments[m[2]].stage, moments[m[2]].ends
+			switch from, ok := began[stage]; {
+			case !ends:
+				began[stage] = now
+			case ok:
+				samples[stage] = append(samples[stage], now.Sub(from))
+				delete(began, stage)
+			}
+		}
 		_, fields, ok := strings.Cut(line, "container created")
 		if !ok {
 			continue
@@ -32,15 +49,66 @@ func (b *bench) stages(log string, from int64) error {
 			samples[m[1]] = append(samples[m[1]], d)
 		}
 	}
-	if len(order) == 0 {
+	if len(order) == 2 {
 		return fmt.Errorf("no stages in %s", log)
 	}
-	fmt.Printf("\nStages of Task.Create (`all`), from the shims' logs:\n\n| stage | p50 ms | p95 ms |\n| --- | --- | --- |\n")
+	fmt.Printf("\nStages, from the logs of containerd and the shims (`all`: Task.Create; `machine`: restore from the base snapshot with the root disk; " +
+		"`guest`: the agent answers and has its identity; `container`: mount, crun create):\n\n| stage | p50 ms | p95 ms |\n| --- | --- | --- |\n")
 	for _, name := range order {
-		fmt.Println(samples[name].row(name))
+		if len(samples[name]) > 0 {
+			fmt.Println(samples[name].row(name))
+		}
 	}
 	return nil
 }
 
-// duration finds name=12.3ms, quoted or not.
-var duration = regexp.MustCompile(`\b([a-z_]+)="?([0-9.]+(?:ns|µs|ms|s))\b`)
+var (
+	// duration finds name=12.3ms, quoted or not.
+	duration = regexp.MustCompile(`\b([a-z_]+)="?([0-9.]+(?:ns|µs|ms|s))\b`)
+	// moments are what containerd logs when stages of its own begin and end.
+	moments = map[string]struct {
+		stage string
+		ends  bool
+	}{
+		"prepare snapshot":    {"snapshot prepare", false},
+		"get snapshot mounts": {"snapshot prepare", true},
+		"creating task":       {"shim start", false},
+		"connecting to shim":  {"shim start", true},
+	}
+	// moment finds when.
+	moment = regexp.MustCompile(`^time="?([^" ]+)"? .*msg="(prepare snapshot|get snapshot mounts|creating task|connecting to shim)`)
+	// made finds how long a base snapshot took.
+	made = regexp.MustCompile(`msg="made a base snapshot".* took=([0-9.]+(?:ms|s|m[0-9.]+s))`)
+)
+
+// boots measures cold boots: what the first machine of a shape takes.
+func (b *bench) boots() error {
+	for _, memory := range []string{"512MiB", "1GiB"} {
+		id := b.id("boot", len(memory))
+		args := runArgs("io.cube.v2", id)
+		args = append([]string{args[0], "--annotation", "io.cube.memory=" + memory}, args[1:]...)
+		if r := b.Ctr(args...); r.Err != nil {
+			return r.Err
+		}
+	}
+	var took sample
+	for _, name := range []string{"cube.log", "containerd.log"} {
+		text, err := os.ReadFile(filepath.Join(b.Config.LogDir(), name))
+		if err != nil {
+			return err
+		}
+		for _, m := range made.FindAllStringSubmatch(string(text), -1) {
+			d, err := time.ParseDuration(m[1])
+			if err != nil {
+				return err
+			}
+			took = append(took, d)
+		}
+	}
+	fmt.Printf("\n### Cold boot to the agent's answer, and saving it as a base snapshot\n\n%d shapes: ", len(took))
+	for _, d := range took {
+		fmt.Printf("%.1f s ", d.Seconds())
+	}
+	fmt.Println()
+	return nil
+}

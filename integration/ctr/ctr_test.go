@@ -273,3 +273,18 @@ func TestAnnotationsGiveTheShape(t *testing.T) {
 		t.Fatalf("%d CPUs and %d KiB: %+v", cpus, kib, r)
 	}
 }
+
+// TestOtherSnapshotters runs the image from directories, which the shim packs into a disk.
+func TestOtherSnapshotters(t *testing.T) {
+	for _, snapshotter := range []string{"overlayfs", "native"} {
+		t.Run(snapshotter, func(t *testing.T) {
+			id := s.ID(t, snapshotter)
+			r := s.Ctr("run", "--rm", "--runtime", "io.cube.v2", "--snapshotter", snapshotter, stack.Image, id,
+				"sh", "-c", "uname -r; echo written > /etc/motd && cat /etc/motd")
+			if r.Err != nil || r.Stdout != guestKernel(t)+"\nwritten\n" {
+				t.Fatalf("%+v", r)
+			}
+			noLeaks(t, id)
+		})
+	}
+}
