@@ -207,7 +207,7 @@ func (c *Container) removeExec(id string) {
 // awaitExit waits for a process's end and reports it: kills for want of memory before, the first process's exit after
 // all others'.
 func (c *Container) awaitExit(p *process, exit <-chan reap.Exit) {
-	e := <-exit
+	e := p.await(exit)
 	p.ended()
 	c.reportOOM()
 	event := &api.Event{

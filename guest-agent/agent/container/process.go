@@ -3,14 +3,20 @@ package container
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/guest-agent/agent/crun"
+	"github.com/cubesandbox/cube/guest-agent/agent/reap"
 	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
 )
+
+// lostStatus stands for a status that nobody knows.
+const lostStatus = 255
 
 // process is a process that the host asked for: a container's first (id "") or a further one.
 type process struct {
@@ -57,6 +63,24 @@ func (p *process) signal(sig unix.Signal) error {
 		return fmt.Errorf("%d is no signal: %w", sig, errdefs.ErrInvalidArgument)
 	}
 	return fmt.Errorf("signal process %d: %w", p.pid, err)
+}
+
+// lostTimeout is how long the exit of a process that has ended may take to be collected.
+const lostTimeout = 5 * time.Second
+
+// await waits for the process's end. The exit of one that had ended before it was known may have gone to its parent, and
+// then never comes.
+func (p *process) await(exit <-chan reap.Exit) reap.Exit {
+	if p.pidfd != nil {
+		return <-exit
+	}
+	select {
+	case e := <-exit:
+		return e
+	case <-time.After(lostTimeout):
+		slog.Error("a process's status is lost", "process", p.pid)
+		return reap.Exit{Status: lostStatus, Time: time.Now()}
+	}
 }
 
 // ended lets go of everything but what is still to be sent of its output.

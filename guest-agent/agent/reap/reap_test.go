@@ -82,42 +82,78 @@ func TestConcurrentRunsAndOrphans(t *testing.T) {
 
 // An orphan's status is to be had although its pid is learnt only after its parent, and perhaps itself, has ended.
 func TestClaimOrphan(t *testing.T) {
-	for _, script := range []string{"exit 9", "sleep 0.05; exit 9"} {
+	for _, early := range []bool{false, true} {
 		e := reaper.Expect()
-		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
+		end, pid := orphan(t)
+		var exit <-chan Exit
+		if early {
+			_ = end.Close()
+			awaitEarly(t, pid)
+			exit = e.Claim(pid)
+		} else {
+			exit = e.Claim(pid)
+			_ = end.Close()
 		}
-		c := sh("(" + script + ") & echo $!")
-		c.Files[1] = w
-		if _, err := reaper.Run(testContext(t), c); err != nil {
-			t.Fatal(err)
-		}
-		_ = w.Close()
-		b := make([]byte, 100)
-		n, err := r.Read(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = r.Close()
-		pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n])))
-		if err != nil {
-			t.Fatal(err)
-		}
-		exit := e.Claim(pid)
 		e.Done()
 		select {
 		case got := <-exit:
 			if got.Status != 9 || time.Since(got.Time) > time.Minute {
-				t.Errorf("%s: %+v", script, got)
+				t.Errorf("early %v: %+v", early, got)
 			}
 		case <-testContext(t).Done():
-			t.Fatalf("%s: the exit never came", script)
+			t.Fatalf("early %v: the exit never came", early)
 		}
 	}
 	reaper.mu.Lock()
 	defer reaper.mu.Unlock()
 	if len(reaper.early) != 0 || reaper.expecting != 0 {
 		t.Errorf("%d early exits are kept, %d expectations", len(reaper.early), reaper.expecting)
+	}
+}
+
+// orphan makes a process without a parent, which ends with status 9 when end is closed.
+func orphan(t *testing.T) (end *os.File, pid int) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	gate, end, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gate.Close()
+	c := sh("(read x; exit 9) <&0 & echo $!")
+	c.Files = [3]*os.File{gate, w, nil}
+	_, err = reaper.Run(testContext(t), c)
+	_ = w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 100)
+	n, err := r.Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pid, err = strconv.Atoi(strings.TrimSpace(string(b[:n]))); err != nil {
+		t.Fatal(err)
+	}
+	return end, pid
+}
+
+// awaitEarly returns when the exit of a process that nobody has claimed has come.
+func awaitEarly(t *testing.T, pid int) {
+	t.Helper()
+	for ctx := testContext(t); ; time.Sleep(time.Millisecond) {
+		reaper.mu.Lock()
+		_, ok := reaper.early[pid]
+		reaper.mu.Unlock()
+		if ok {
+			return
+		}
+		if ctx.Err() != nil {
+			t.Fatal("the exit never came")
+		}
 	}
 }
