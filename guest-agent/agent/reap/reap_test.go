@@ -124,8 +124,8 @@ func orphan(t *testing.T) (end *os.File, pid int) {
 		t.Fatal(err)
 	}
 	defer gate.Close()
-	c := sh("(read x; exit 9) <&0 & echo $!")
-	c.Files = [3]*os.File{gate, w, nil}
+	c := sh("(read x <&2; exit 9) & echo $!") // its input is not the shell's
+	c.Files = [3]*os.File{nil, w, gate}
 	_, err = reaper.Run(testContext(t), c)
 	_ = w.Close()
 	if err != nil {
