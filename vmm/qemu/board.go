@@ -18,7 +18,7 @@ const (
 	// ModulesSerial is the disk with the guest's kernel modules, which every machine has.
 	ModulesSerial = "modules"
 	// BoardVersion changes whenever what a saved state is made of does: machine type, devices, their order, CPU model.
-	BoardVersion = 2
+	BoardVersion = 3
 
 	scsiBus = "scsi0.0"
 	// maxLUN leaves plenty for one container per disk and stays below where virtio-scsi changes its addressing (256).
@@ -62,6 +62,9 @@ func (b *Boot) params(a accel.Kind) []string {
 	if a == accel.TCG {
 		p = append(p,
 			"tsc_early_khz="+strconv.Itoa(b.TSCKHz),
+			// On a loaded host the kernel would come to distrust it during the boot, and every machine restored from that
+			// would count jiffies instead, of which it misses some.
+			"tsc=reliable",
 			// Against speculation that an emulated CPU doesn't do; they would only cost.
 			"mitigations=off",
 		)

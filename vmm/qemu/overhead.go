@@ -14,7 +14,7 @@ const (
 	// perVCPUMiB is for a thread with its stack and its caches.
 	perVCPUMiB = 4
 	// tcgCacheMiB is QEMU's buffer for translated code.
-	tcgCacheMiB = 32
+	tcgCacheMiB = 64
 )
 
 // extraTasks bounds the threads that aren't vCPUs: QEMU's own and its pool for disk accesses, which has up to 64
