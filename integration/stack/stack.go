@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,6 +61,15 @@ func run(m *testing.M, root string, s **Stack) int {
 	}
 	fmt.Printf("test stack ready after %.1f s\n", time.Since(started).Seconds())
 	*s = st
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		fmt.Println("interrupted:", <-interrupted)
+		if err := st.Stop(); err != nil {
+			fmt.Println("stop the test stack:", err)
+		}
+		os.Exit(1)
+	}()
 	code := m.Run()
 	if code != 0 {
 		fmt.Print(st.Logs())
