@@ -29,7 +29,7 @@ import (
 	"github.com/cubesandbox/cube/snapshotter/image"
 )
 
-// Name is the snapshotter's and the diff service's name in containerd's configuration.
+// Name is the snapshotter's name in containerd's configuration.
 const Name = "cube"
 
 const (
