@@ -15,7 +15,6 @@ import (
 	"time"
 
 	introspection "github.com/containerd/containerd/api/services/introspection/v1"
-	"golang.org/x/sys/unix"
 	rpc "google.golang.org/genproto/googleapis/rpc/status"
 
 	"github.com/cubesandbox/cube/internal/config"
@@ -277,9 +276,11 @@ func TestFindProcessesAndStop(t *testing.T) {
 	if found, err := findProcesses(match); len(found) != 0 || err != nil {
 		t.Fatalf("found %v, %v", found, err)
 	}
-	// It ignores SIGTERM, so that stop has to kill it.
-	cmd := exec.Command("sh", "-c", "trap '' TERM; echo; while :; do sleep 60; done", "sh", word)
-	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	// It ignores SIGTERM, so that stop has to kill it, and has no children, which begin with the same command line.
+	cmd := exec.Command("sh", "-c", "trap '' TERM; echo; read x", "sh", word)
+	if _, err := cmd.StdinPipe(); err != nil { // never written to
+		t.Fatal(err)
+	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +289,7 @@ func TestFindProcessesAndStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // its sleep
+		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}()
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
