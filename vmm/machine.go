@@ -127,6 +127,7 @@ func (e *BootError) Unwrap() error { return e.Err }
 type DeathError struct {
 	Reason  string // QEMU's exit ("signal: killed", "exit status 1") or the guest's ("guest powered off", "guest panicked")
 	Console string
+	Killed  bool // by SIGKILL: from outside, or for the memory limit of its cgroup
 }
 
 func (e *DeathError) Error() string {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,7 +75,7 @@ func (v *vm) watch() {
 // status is the exit status of what was running when the machine went down.
 func (v *vm) status() uint32 {
 	var death *vmm.DeathError
-	if v.ended.Load() || errors.As(v.machine.Err(), &death) && strings.Contains(death.Reason, "killed") {
+	if v.ended.Load() || errors.As(v.machine.Err(), &death) && death.Killed {
 		return statusKilled
 	}
 	return statusLost

@@ -74,6 +74,15 @@ func (p *Process) Status() string {
 	return p.state.String()
 }
 
+// Killed tells whether SIGKILL ended the process. Only after Done.
+func (p *Process) Killed() bool {
+	if p.state == nil {
+		return false
+	}
+	ws, ok := p.state.Sys().(syscall.WaitStatus)
+	return ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL
+}
+
 // Kill ends the process at once. The caller waits for Done.
 func (p *Process) Kill() { _ = syscall.Kill(p.pid, syscall.SIGKILL) }
 

@@ -48,7 +48,7 @@ func (m *Machine) watch(eventsDone <-chan struct{}) {
 	}
 	m.qmp.Close()
 	if !m.stopped.Load() {
-		m.err = &vmm.DeathError{Reason: m.reason(), Console: m.Tail()}
+		m.err = &vmm.DeathError{Reason: m.reason(), Console: m.Tail(), Killed: m.proc.Killed()}
 	}
 	close(m.done)
 }

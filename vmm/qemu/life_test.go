@@ -30,7 +30,7 @@ func TestKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	death := ended(t, m, cfg.Timeout(time.Second))
-	if !strings.Contains(death.Reason, "signal: killed") || !strings.HasSuffix(death.Console, "these were the last words") {
+	if !death.Killed || !strings.Contains(death.Reason, "signal: killed") || !strings.HasSuffix(death.Console, "these were the last words") {
 		t.Errorf("got %+v", death)
 	}
 	if strings.ContainsAny(death.Error(), "\n\r\x1b") {

@@ -159,7 +159,9 @@ func (m *Machine) Err() error {
 }
 
 // Crash ends the machine as if by itself.
-func (m *Machine) Crash(reason string) { m.end(&vmm.DeathError{Reason: reason, Console: "last words"}) }
+func (m *Machine) Crash(reason string) {
+	m.end(&vmm.DeathError{Reason: reason, Console: "last words", Killed: reason == "signal: killed"})
+}
 
 // Stop implements vmm.Machine.
 func (m *Machine) Stop(context.Context) error {
