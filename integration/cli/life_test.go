@@ -111,7 +111,7 @@ func TestDoctorOnARunningStack(t *testing.T) {
 // TestSandboxSurvives ends every daemon in every way, one after the other, while a container runs.
 func TestSandboxSurvives(t *testing.T) {
 	id := s.ID(t, "survivor")
-	ok(t, "run", "-d", "--name", id, stack.Image, "sh", "-c", "while :; do date +%s%N > /beat; sleep 0.1; done")
+	ok(t, "run", "-d", "--name", id, stack.Image, "sh", "-c", "while :; do date +%s%N > /dev/shm/beat; sleep 0.1; done")
 	defer func() {
 		ok(t, "rm", "-f", id)
 		noContainers(t)
@@ -133,7 +133,7 @@ func TestSandboxSurvives(t *testing.T) {
 		if c := list(t)[id]; c.Status != "running" || c.PID != machine {
 			t.Errorf("it was machine %d, now it is %+v", machine, c)
 		}
-		beat := `a=$(cat /beat); n=0; while [ "$a" = "$(cat /beat)" ]; do n=$((n+1)); [ $n -lt 50 ] || exit 1; sleep 0.1; done`
+		beat := `a=$(cat /dev/shm/beat); n=0; while [ "$a" = "$(cat /dev/shm/beat)" ]; do n=$((n+1)); [ $n -lt 50 ] || exit 1; sleep 0.1; done`
 		if r := s.Cube("exec", id, "sh", "-c", beat); r.Err != nil {
 			t.Errorf("its heart doesn't beat: %v", r.Err)
 		}
