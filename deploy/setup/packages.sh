@@ -10,7 +10,7 @@ packages=(
 	# runc
 	gcc libc6-dev libseccomp-dev pkg-config
 	# tests
-	iproute2 procps
+	iproute2 procps busybox-static
 	# make lint, make generate
 	shellcheck protobuf-compiler libprotobuf-dev
 )
