@@ -45,28 +45,47 @@ func start(t *testing.T, name string, flags []string, cmd ...string) (string, in
 // exits subscribes to the exits of a container's init before the fault, and returns the channel of their statuses.
 func exits(t *testing.T, id string) <-chan uint32 {
 	t.Helper()
+	return subscribe(t, `topic=="/tasks/exit"`, func(event any) (uint32, bool) {
+		e, ok := event.(*events.TaskExit)
+		return e.GetExitStatus(), ok && e.ContainerID == id && e.ID == id
+	})
+}
+
+// ooms subscribes to what is told of a container's running out of memory.
+func ooms(t *testing.T, id string) <-chan struct{} {
+	t.Helper()
+	return subscribe(t, `topic=="/tasks/oom"`, func(event any) (struct{}, bool) {
+		e, ok := event.(*events.TaskOOM)
+		return struct{}{}, ok && e.ContainerID == id
+	})
+}
+
+// subscribe returns a channel of what pick takes from containerd's events.
+func subscribe[T any](t *testing.T, filter string, pick func(event any) (T, bool)) <-chan T {
+	t.Helper()
 	c, err := client.New(s.Config.ContainerdSocket())
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(namespaces.WithNamespace(context.Background(), s.Config.Containerd.Namespace))
 	t.Cleanup(func() { cancel(); c.Close() })
-	ch, errs := c.Subscribe(ctx, `topic=="/tasks/exit"`)
-	statuses := make(chan uint32, 16)
+	ch, errs := c.Subscribe(ctx, filter)
+	picked := make(chan T, 16)
 	go func() {
 		for {
 			select {
 			case e := <-ch:
-				v, err := typeurl.UnmarshalAny(e.Event)
-				if exit, ok := v.(*events.TaskExit); err == nil && ok && exit.ContainerID == id && exit.ID == id {
-					statuses <- exit.ExitStatus
+				if v, err := typeurl.UnmarshalAny(e.Event); err == nil {
+					if p, ok := pick(v); ok {
+						picked <- p
+					}
 				}
 			case <-errs:
 				return
 			}
 		}
 	}()
-	return statuses
+	return picked
 }
 
 // mustHear waits for the one exit and sees that ctr can clean up and that nothing is left.
