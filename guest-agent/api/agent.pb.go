@@ -520,8 +520,13 @@ type CreateContainerRequest struct {
 	Rootfs            *Rootfs                `protobuf:"bytes,3,opt,name=rootfs,proto3" json:"rootfs,omitempty"`
 	Stdio             *Stdio                 `protobuf:"bytes,4,opt,name=stdio,proto3" json:"stdio,omitempty"`
 	PrivilegedDevices bool                   `protobuf:"varint,5,opt,name=privileged_devices,json=privilegedDevices,proto3" json:"privileged_devices,omitempty"` // the container may use all of the guest's devices
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// What the spec's mounts of the types cube-file and cube-share refer to: their source is the index, decimal. A mount
+	// of type cube-shm is the /dev/shm that the containers of a pod have in common; the first one's option size= counts.
+	Files         []*File      `protobuf:"bytes,6,rep,name=files,proto3" json:"files,omitempty"`
+	Shares        []*Share     `protobuf:"bytes,7,rep,name=shares,proto3" json:"shares,omitempty"`
+	Namespaces    []*Namespace `protobuf:"bytes,8,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateContainerRequest) Reset() {
@@ -589,6 +594,247 @@ func (x *CreateContainerRequest) GetPrivilegedDevices() bool {
 	return false
 }
 
+func (x *CreateContainerRequest) GetFiles() []*File {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *CreateContainerRequest) GetShares() []*Share {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+func (x *CreateContainerRequest) GetNamespaces() []*Namespace {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+// File is a small file that the agent writes, and that the container then has as a mount of its own.
+type File struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Content       []byte                 `protobuf:"bytes,1,opt,name=content,proto3" json:"content,omitempty"`
+	Mode          uint32                 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"` // permission bits
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *File) Reset() {
+	*x = File{}
+	mi := &file_guest_agent_api_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *File) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*File) ProtoMessage() {}
+
+func (x *File) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_agent_api_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use File.ProtoReflect.Descriptor instead.
+func (*File) Descriptor() ([]byte, []int) {
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *File) GetContent() []byte {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *File) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+// Share is a file or directory of the host. A 9P2000.L server is at the other end of the stream, which has been opened
+// before; its tree is the directory, or one that holds nothing but the file.
+type Share struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stream        uint32                 `protobuf:"varint,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	File          string                 `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"` // the file's name in the tree, "" for the whole tree
+	ReadOnly      bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Share) Reset() {
+	*x = Share{}
+	mi := &file_guest_agent_api_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Share) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Share) ProtoMessage() {}
+
+func (x *Share) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_agent_api_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Share.ProtoReflect.Descriptor instead.
+func (*Share) Descriptor() ([]byte, []int) {
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Share) GetStream() uint32 {
+	if x != nil {
+		return x.Stream
+	}
+	return 0
+}
+
+func (x *Share) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *Share) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+// Namespace is one that the container doesn't have to itself.
+type Namespace struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`           // as in OCI specs: pid, ipc, uts
+	Container     string                 `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"` // the id of a container that runs, or is created, and has it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Namespace) Reset() {
+	*x = Namespace{}
+	mi := &file_guest_agent_api_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Namespace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Namespace) ProtoMessage() {}
+
+func (x *Namespace) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_agent_api_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
+func (*Namespace) Descriptor() ([]byte, []int) {
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Namespace) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Namespace) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+type UpdateContainerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Resources     []byte                 `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"` // OCI specs.LinuxResources, JSON
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateContainerRequest) Reset() {
+	*x = UpdateContainerRequest{}
+	mi := &file_guest_agent_api_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateContainerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateContainerRequest) ProtoMessage() {}
+
+func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_agent_api_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateContainerRequest.ProtoReflect.Descriptor instead.
+func (*UpdateContainerRequest) Descriptor() ([]byte, []int) {
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *UpdateContainerRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateContainerRequest) GetResources() []byte {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
 type ExecProcessRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -603,7 +849,7 @@ type ExecProcessRequest struct {
 
 func (x *ExecProcessRequest) Reset() {
 	*x = ExecProcessRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[9]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +861,7 @@ func (x *ExecProcessRequest) String() string {
 func (*ExecProcessRequest) ProtoMessage() {}
 
 func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[9]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +874,7 @@ func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProcessRequest.ProtoReflect.Descriptor instead.
 func (*ExecProcessRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{9}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExecProcessRequest) GetId() string {
@@ -682,7 +928,7 @@ type ProcessResponse struct {
 
 func (x *ProcessResponse) Reset() {
 	*x = ProcessResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[10]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -694,7 +940,7 @@ func (x *ProcessResponse) String() string {
 func (*ProcessResponse) ProtoMessage() {}
 
 func (x *ProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[10]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -707,7 +953,7 @@ func (x *ProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessResponse.ProtoReflect.Descriptor instead.
 func (*ProcessResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{10}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ProcessResponse) GetPid() uint32 {
@@ -726,7 +972,7 @@ type ContainerRequest struct {
 
 func (x *ContainerRequest) Reset() {
 	*x = ContainerRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[11]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -738,7 +984,7 @@ func (x *ContainerRequest) String() string {
 func (*ContainerRequest) ProtoMessage() {}
 
 func (x *ContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[11]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -751,7 +997,7 @@ func (x *ContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerRequest.ProtoReflect.Descriptor instead.
 func (*ContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{11}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ContainerRequest) GetId() string {
@@ -773,7 +1019,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[12]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -785,7 +1031,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[12]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -798,7 +1044,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{12}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -841,7 +1087,7 @@ type ResizePtyRequest struct {
 
 func (x *ResizePtyRequest) Reset() {
 	*x = ResizePtyRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[13]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -853,7 +1099,7 @@ func (x *ResizePtyRequest) String() string {
 func (*ResizePtyRequest) ProtoMessage() {}
 
 func (x *ResizePtyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[13]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -866,7 +1112,7 @@ func (x *ResizePtyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizePtyRequest.ProtoReflect.Descriptor instead.
 func (*ResizePtyRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{13}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ResizePtyRequest) GetId() string {
@@ -906,7 +1152,7 @@ type ListPidsResponse struct {
 
 func (x *ListPidsResponse) Reset() {
 	*x = ListPidsResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[14]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +1164,7 @@ func (x *ListPidsResponse) String() string {
 func (*ListPidsResponse) ProtoMessage() {}
 
 func (x *ListPidsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[14]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +1177,7 @@ func (x *ListPidsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPidsResponse.ProtoReflect.Descriptor instead.
 func (*ListPidsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{14}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListPidsResponse) GetPids() []uint32 {
@@ -950,7 +1196,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1208,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1221,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{15}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StatsResponse) GetMetrics() []byte {
@@ -994,7 +1240,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1006,7 +1252,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1019,7 +1265,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{16}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -1044,7 +1290,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1302,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1315,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{17}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -1138,7 +1384,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1396,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1409,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{18}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Exit) GetId() string {
@@ -1196,7 +1442,7 @@ type OOM struct {
 
 func (x *OOM) Reset() {
 	*x = OOM{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1454,7 @@ func (x *OOM) String() string {
 func (*OOM) ProtoMessage() {}
 
 func (x *OOM) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1467,7 @@ func (x *OOM) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OOM.ProtoReflect.Descriptor instead.
 func (*OOM) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{19}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *OOM) GetId() string {
@@ -1270,13 +1516,31 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\bterminal\x18\x01 \x01(\bR\bterminal\x12\x14\n" +
 	"\x05stdin\x18\x02 \x01(\rR\x05stdin\x12\x16\n" +
 	"\x06stdout\x18\x03 \x01(\rR\x06stdout\x12\x16\n" +
-	"\x06stderr\x18\x04 \x01(\rR\x06stderr\"\xc6\x01\n" +
+	"\x06stderr\x18\x04 \x01(\rR\x06stderr\"\xd9\x02\n" +
 	"\x16CreateContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x12-\n" +
 	"\x06rootfs\x18\x03 \x01(\v2\x15.cube.agent.v1.RootfsR\x06rootfs\x12*\n" +
 	"\x05stdio\x18\x04 \x01(\v2\x14.cube.agent.v1.StdioR\x05stdio\x12-\n" +
-	"\x12privileged_devices\x18\x05 \x01(\bR\x11privilegedDevices\"\xb1\x01\n" +
+	"\x12privileged_devices\x18\x05 \x01(\bR\x11privilegedDevices\x12)\n" +
+	"\x05files\x18\x06 \x03(\v2\x13.cube.agent.v1.FileR\x05files\x12,\n" +
+	"\x06shares\x18\a \x03(\v2\x14.cube.agent.v1.ShareR\x06shares\x128\n" +
+	"\n" +
+	"namespaces\x18\b \x03(\v2\x18.cube.agent.v1.NamespaceR\n" +
+	"namespaces\"4\n" +
+	"\x04File\x12\x18\n" +
+	"\acontent\x18\x01 \x01(\fR\acontent\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\"P\n" +
+	"\x05Share\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\rR\x06stream\x12\x12\n" +
+	"\x04file\x18\x02 \x01(\tR\x04file\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"=\n" +
+	"\tNamespace\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1c\n" +
+	"\tcontainer\x18\x02 \x01(\tR\tcontainer\"F\n" +
+	"\x16UpdateContainerRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tresources\x18\x02 \x01(\fR\tresources\"\xb1\x01\n" +
 	"\x12ExecProcessRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x18\n" +
@@ -1316,14 +1580,17 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x16\n" +
 	"\x06status\x18\x03 \x01(\rR\x06status\"\x15\n" +
 	"\x03OOM\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id2\xbd\a\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id2\xa6\t\n" +
 	"\x05Agent\x12N\n" +
 	"\tConfigure\x12\x1f.cube.agent.v1.ConfigureRequest\x1a .cube.agent.v1.ConfigureResponse\x12@\n" +
 	"\aSetTime\x12\x1d.cube.agent.v1.SetTimeRequest\x1a\x16.google.protobuf.Empty\x12X\n" +
 	"\x0fCreateContainer\x12%.cube.agent.v1.CreateContainerRequest\x1a\x1e.cube.agent.v1.ProcessResponse\x12P\n" +
 	"\vExecProcess\x12!.cube.agent.v1.ExecProcessRequest\x1a\x1e.cube.agent.v1.ProcessResponse\x12I\n" +
 	"\x0eStartContainer\x12\x1f.cube.agent.v1.ContainerRequest\x1a\x16.google.protobuf.Empty\x12L\n" +
-	"\rSignalProcess\x12#.cube.agent.v1.SignalProcessRequest\x1a\x16.google.protobuf.Empty\x12D\n" +
+	"\rSignalProcess\x12#.cube.agent.v1.SignalProcessRequest\x1a\x16.google.protobuf.Empty\x12I\n" +
+	"\x0ePauseContainer\x12\x1f.cube.agent.v1.ContainerRequest\x1a\x16.google.protobuf.Empty\x12J\n" +
+	"\x0fResumeContainer\x12\x1f.cube.agent.v1.ContainerRequest\x1a\x16.google.protobuf.Empty\x12P\n" +
+	"\x0fUpdateContainer\x12%.cube.agent.v1.UpdateContainerRequest\x1a\x16.google.protobuf.Empty\x12D\n" +
 	"\tResizePty\x12\x1f.cube.agent.v1.ResizePtyRequest\x1a\x16.google.protobuf.Empty\x12L\n" +
 	"\bListPids\x12\x1f.cube.agent.v1.ContainerRequest\x1a\x1f.cube.agent.v1.ListPidsResponse\x12F\n" +
 	"\x05Stats\x12\x1f.cube.agent.v1.ContainerRequest\x1a\x1c.cube.agent.v1.StatsResponse\x12J\n" +
@@ -1344,7 +1611,7 @@ func file_guest_agent_api_agent_proto_rawDescGZIP() []byte {
 	return file_guest_agent_api_agent_proto_rawDescData
 }
 
-var file_guest_agent_api_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_guest_agent_api_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_guest_agent_api_agent_proto_goTypes = []any{
 	(*ConfigureRequest)(nil),       // 0: cube.agent.v1.ConfigureRequest
 	(*ConfigureResponse)(nil),      // 1: cube.agent.v1.ConfigureResponse
@@ -1355,18 +1622,22 @@ var file_guest_agent_api_agent_proto_goTypes = []any{
 	(*LayerDir)(nil),               // 6: cube.agent.v1.LayerDir
 	(*Stdio)(nil),                  // 7: cube.agent.v1.Stdio
 	(*CreateContainerRequest)(nil), // 8: cube.agent.v1.CreateContainerRequest
-	(*ExecProcessRequest)(nil),     // 9: cube.agent.v1.ExecProcessRequest
-	(*ProcessResponse)(nil),        // 10: cube.agent.v1.ProcessResponse
-	(*ContainerRequest)(nil),       // 11: cube.agent.v1.ContainerRequest
-	(*SignalProcessRequest)(nil),   // 12: cube.agent.v1.SignalProcessRequest
-	(*ResizePtyRequest)(nil),       // 13: cube.agent.v1.ResizePtyRequest
-	(*ListPidsResponse)(nil),       // 14: cube.agent.v1.ListPidsResponse
-	(*StatsResponse)(nil),          // 15: cube.agent.v1.StatsResponse
-	(*EventsRequest)(nil),          // 16: cube.agent.v1.EventsRequest
-	(*Event)(nil),                  // 17: cube.agent.v1.Event
-	(*Exit)(nil),                   // 18: cube.agent.v1.Exit
-	(*OOM)(nil),                    // 19: cube.agent.v1.OOM
-	(*emptypb.Empty)(nil),          // 20: google.protobuf.Empty
+	(*File)(nil),                   // 9: cube.agent.v1.File
+	(*Share)(nil),                  // 10: cube.agent.v1.Share
+	(*Namespace)(nil),              // 11: cube.agent.v1.Namespace
+	(*UpdateContainerRequest)(nil), // 12: cube.agent.v1.UpdateContainerRequest
+	(*ExecProcessRequest)(nil),     // 13: cube.agent.v1.ExecProcessRequest
+	(*ProcessResponse)(nil),        // 14: cube.agent.v1.ProcessResponse
+	(*ContainerRequest)(nil),       // 15: cube.agent.v1.ContainerRequest
+	(*SignalProcessRequest)(nil),   // 16: cube.agent.v1.SignalProcessRequest
+	(*ResizePtyRequest)(nil),       // 17: cube.agent.v1.ResizePtyRequest
+	(*ListPidsResponse)(nil),       // 18: cube.agent.v1.ListPidsResponse
+	(*StatsResponse)(nil),          // 19: cube.agent.v1.StatsResponse
+	(*EventsRequest)(nil),          // 20: cube.agent.v1.EventsRequest
+	(*Event)(nil),                  // 21: cube.agent.v1.Event
+	(*Exit)(nil),                   // 22: cube.agent.v1.Exit
+	(*OOM)(nil),                    // 23: cube.agent.v1.OOM
+	(*emptypb.Empty)(nil),          // 24: google.protobuf.Empty
 }
 var file_guest_agent_api_agent_proto_depIdxs = []int32{
 	3,  // 0: cube.agent.v1.Rootfs.disks:type_name -> cube.agent.v1.Disk
@@ -1376,40 +1647,49 @@ var file_guest_agent_api_agent_proto_depIdxs = []int32{
 	6,  // 4: cube.agent.v1.Overlay.work:type_name -> cube.agent.v1.LayerDir
 	4,  // 5: cube.agent.v1.CreateContainerRequest.rootfs:type_name -> cube.agent.v1.Rootfs
 	7,  // 6: cube.agent.v1.CreateContainerRequest.stdio:type_name -> cube.agent.v1.Stdio
-	7,  // 7: cube.agent.v1.ExecProcessRequest.stdio:type_name -> cube.agent.v1.Stdio
-	18, // 8: cube.agent.v1.Event.exit:type_name -> cube.agent.v1.Exit
-	19, // 9: cube.agent.v1.Event.oom:type_name -> cube.agent.v1.OOM
-	0,  // 10: cube.agent.v1.Agent.Configure:input_type -> cube.agent.v1.ConfigureRequest
-	2,  // 11: cube.agent.v1.Agent.SetTime:input_type -> cube.agent.v1.SetTimeRequest
-	8,  // 12: cube.agent.v1.Agent.CreateContainer:input_type -> cube.agent.v1.CreateContainerRequest
-	9,  // 13: cube.agent.v1.Agent.ExecProcess:input_type -> cube.agent.v1.ExecProcessRequest
-	11, // 14: cube.agent.v1.Agent.StartContainer:input_type -> cube.agent.v1.ContainerRequest
-	12, // 15: cube.agent.v1.Agent.SignalProcess:input_type -> cube.agent.v1.SignalProcessRequest
-	13, // 16: cube.agent.v1.Agent.ResizePty:input_type -> cube.agent.v1.ResizePtyRequest
-	11, // 17: cube.agent.v1.Agent.ListPids:input_type -> cube.agent.v1.ContainerRequest
-	11, // 18: cube.agent.v1.Agent.Stats:input_type -> cube.agent.v1.ContainerRequest
-	11, // 19: cube.agent.v1.Agent.DeleteContainer:input_type -> cube.agent.v1.ContainerRequest
-	16, // 20: cube.agent.v1.Agent.Events:input_type -> cube.agent.v1.EventsRequest
-	20, // 21: cube.agent.v1.Agent.Quiesce:input_type -> google.protobuf.Empty
-	20, // 22: cube.agent.v1.Agent.Shutdown:input_type -> google.protobuf.Empty
-	1,  // 23: cube.agent.v1.Agent.Configure:output_type -> cube.agent.v1.ConfigureResponse
-	20, // 24: cube.agent.v1.Agent.SetTime:output_type -> google.protobuf.Empty
-	10, // 25: cube.agent.v1.Agent.CreateContainer:output_type -> cube.agent.v1.ProcessResponse
-	10, // 26: cube.agent.v1.Agent.ExecProcess:output_type -> cube.agent.v1.ProcessResponse
-	20, // 27: cube.agent.v1.Agent.StartContainer:output_type -> google.protobuf.Empty
-	20, // 28: cube.agent.v1.Agent.SignalProcess:output_type -> google.protobuf.Empty
-	20, // 29: cube.agent.v1.Agent.ResizePty:output_type -> google.protobuf.Empty
-	14, // 30: cube.agent.v1.Agent.ListPids:output_type -> cube.agent.v1.ListPidsResponse
-	15, // 31: cube.agent.v1.Agent.Stats:output_type -> cube.agent.v1.StatsResponse
-	20, // 32: cube.agent.v1.Agent.DeleteContainer:output_type -> google.protobuf.Empty
-	17, // 33: cube.agent.v1.Agent.Events:output_type -> cube.agent.v1.Event
-	20, // 34: cube.agent.v1.Agent.Quiesce:output_type -> google.protobuf.Empty
-	20, // 35: cube.agent.v1.Agent.Shutdown:output_type -> google.protobuf.Empty
-	23, // [23:36] is the sub-list for method output_type
-	10, // [10:23] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	9,  // 7: cube.agent.v1.CreateContainerRequest.files:type_name -> cube.agent.v1.File
+	10, // 8: cube.agent.v1.CreateContainerRequest.shares:type_name -> cube.agent.v1.Share
+	11, // 9: cube.agent.v1.CreateContainerRequest.namespaces:type_name -> cube.agent.v1.Namespace
+	7,  // 10: cube.agent.v1.ExecProcessRequest.stdio:type_name -> cube.agent.v1.Stdio
+	22, // 11: cube.agent.v1.Event.exit:type_name -> cube.agent.v1.Exit
+	23, // 12: cube.agent.v1.Event.oom:type_name -> cube.agent.v1.OOM
+	0,  // 13: cube.agent.v1.Agent.Configure:input_type -> cube.agent.v1.ConfigureRequest
+	2,  // 14: cube.agent.v1.Agent.SetTime:input_type -> cube.agent.v1.SetTimeRequest
+	8,  // 15: cube.agent.v1.Agent.CreateContainer:input_type -> cube.agent.v1.CreateContainerRequest
+	13, // 16: cube.agent.v1.Agent.ExecProcess:input_type -> cube.agent.v1.ExecProcessRequest
+	15, // 17: cube.agent.v1.Agent.StartContainer:input_type -> cube.agent.v1.ContainerRequest
+	16, // 18: cube.agent.v1.Agent.SignalProcess:input_type -> cube.agent.v1.SignalProcessRequest
+	15, // 19: cube.agent.v1.Agent.PauseContainer:input_type -> cube.agent.v1.ContainerRequest
+	15, // 20: cube.agent.v1.Agent.ResumeContainer:input_type -> cube.agent.v1.ContainerRequest
+	12, // 21: cube.agent.v1.Agent.UpdateContainer:input_type -> cube.agent.v1.UpdateContainerRequest
+	17, // 22: cube.agent.v1.Agent.ResizePty:input_type -> cube.agent.v1.ResizePtyRequest
+	15, // 23: cube.agent.v1.Agent.ListPids:input_type -> cube.agent.v1.ContainerRequest
+	15, // 24: cube.agent.v1.Agent.Stats:input_type -> cube.agent.v1.ContainerRequest
+	15, // 25: cube.agent.v1.Agent.DeleteContainer:input_type -> cube.agent.v1.ContainerRequest
+	20, // 26: cube.agent.v1.Agent.Events:input_type -> cube.agent.v1.EventsRequest
+	24, // 27: cube.agent.v1.Agent.Quiesce:input_type -> google.protobuf.Empty
+	24, // 28: cube.agent.v1.Agent.Shutdown:input_type -> google.protobuf.Empty
+	1,  // 29: cube.agent.v1.Agent.Configure:output_type -> cube.agent.v1.ConfigureResponse
+	24, // 30: cube.agent.v1.Agent.SetTime:output_type -> google.protobuf.Empty
+	14, // 31: cube.agent.v1.Agent.CreateContainer:output_type -> cube.agent.v1.ProcessResponse
+	14, // 32: cube.agent.v1.Agent.ExecProcess:output_type -> cube.agent.v1.ProcessResponse
+	24, // 33: cube.agent.v1.Agent.StartContainer:output_type -> google.protobuf.Empty
+	24, // 34: cube.agent.v1.Agent.SignalProcess:output_type -> google.protobuf.Empty
+	24, // 35: cube.agent.v1.Agent.PauseContainer:output_type -> google.protobuf.Empty
+	24, // 36: cube.agent.v1.Agent.ResumeContainer:output_type -> google.protobuf.Empty
+	24, // 37: cube.agent.v1.Agent.UpdateContainer:output_type -> google.protobuf.Empty
+	24, // 38: cube.agent.v1.Agent.ResizePty:output_type -> google.protobuf.Empty
+	18, // 39: cube.agent.v1.Agent.ListPids:output_type -> cube.agent.v1.ListPidsResponse
+	19, // 40: cube.agent.v1.Agent.Stats:output_type -> cube.agent.v1.StatsResponse
+	24, // 41: cube.agent.v1.Agent.DeleteContainer:output_type -> google.protobuf.Empty
+	21, // 42: cube.agent.v1.Agent.Events:output_type -> cube.agent.v1.Event
+	24, // 43: cube.agent.v1.Agent.Quiesce:output_type -> google.protobuf.Empty
+	24, // 44: cube.agent.v1.Agent.Shutdown:output_type -> google.protobuf.Empty
+	29, // [29:45] is the sub-list for method output_type
+	13, // [13:29] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_guest_agent_api_agent_proto_init() }
@@ -1417,7 +1697,7 @@ func file_guest_agent_api_agent_proto_init() {
 	if File_guest_agent_api_agent_proto != nil {
 		return
 	}
-	file_guest_agent_api_agent_proto_msgTypes[17].OneofWrappers = []any{
+	file_guest_agent_api_agent_proto_msgTypes[21].OneofWrappers = []any{
 		(*Event_Exit)(nil),
 		(*Event_Oom)(nil),
 	}
@@ -1427,7 +1707,7 @@ func file_guest_agent_api_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_agent_api_agent_proto_rawDesc), len(file_guest_agent_api_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

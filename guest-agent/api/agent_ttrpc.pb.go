@@ -15,6 +15,9 @@ type AgentService interface {
 	ExecProcess(context.Context, *ExecProcessRequest) (*ProcessResponse, error)
 	StartContainer(context.Context, *ContainerRequest) (*emptypb.Empty, error)
 	SignalProcess(context.Context, *SignalProcessRequest) (*emptypb.Empty, error)
+	PauseContainer(context.Context, *ContainerRequest) (*emptypb.Empty, error)
+	ResumeContainer(context.Context, *ContainerRequest) (*emptypb.Empty, error)
+	UpdateContainer(context.Context, *UpdateContainerRequest) (*emptypb.Empty, error)
 	ResizePty(context.Context, *ResizePtyRequest) (*emptypb.Empty, error)
 	ListPids(context.Context, *ContainerRequest) (*ListPidsResponse, error)
 	Stats(context.Context, *ContainerRequest) (*StatsResponse, error)
@@ -82,6 +85,27 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 				}
 				return svc.SignalProcess(ctx, &req)
 			},
+			"PauseContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ContainerRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.PauseContainer(ctx, &req)
+			},
+			"ResumeContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ContainerRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.ResumeContainer(ctx, &req)
+			},
+			"UpdateContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req UpdateContainerRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.UpdateContainer(ctx, &req)
+			},
 			"ResizePty": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req ResizePtyRequest
 				if err := unmarshal(&req); err != nil {
@@ -148,6 +172,9 @@ type AgentClient interface {
 	ExecProcess(context.Context, *ExecProcessRequest) (*ProcessResponse, error)
 	StartContainer(context.Context, *ContainerRequest) (*emptypb.Empty, error)
 	SignalProcess(context.Context, *SignalProcessRequest) (*emptypb.Empty, error)
+	PauseContainer(context.Context, *ContainerRequest) (*emptypb.Empty, error)
+	ResumeContainer(context.Context, *ContainerRequest) (*emptypb.Empty, error)
+	UpdateContainer(context.Context, *UpdateContainerRequest) (*emptypb.Empty, error)
 	ResizePty(context.Context, *ResizePtyRequest) (*emptypb.Empty, error)
 	ListPids(context.Context, *ContainerRequest) (*ListPidsResponse, error)
 	Stats(context.Context, *ContainerRequest) (*StatsResponse, error)
@@ -210,6 +237,30 @@ func (c *agentClient) StartContainer(ctx context.Context, req *ContainerRequest)
 func (c *agentClient) SignalProcess(ctx context.Context, req *SignalProcessRequest) (*emptypb.Empty, error) {
 	var resp emptypb.Empty
 	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "SignalProcess", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) PauseContainer(ctx context.Context, req *ContainerRequest) (*emptypb.Empty, error) {
+	var resp emptypb.Empty
+	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "PauseContainer", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) ResumeContainer(ctx context.Context, req *ContainerRequest) (*emptypb.Empty, error) {
+	var resp emptypb.Empty
+	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "ResumeContainer", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) UpdateContainer(ctx context.Context, req *UpdateContainerRequest) (*emptypb.Empty, error) {
+	var resp emptypb.Empty
+	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "UpdateContainer", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -37,8 +37,33 @@ type Plan struct {
 	Hooks specs.Hooks
 	// PrivilegedDevices: the container may use all devices of the guest.
 	PrivilegedDevices bool
+	// Group is the pod that the container belongs to, "" for one of its own. Sandbox: it is the container that stands
+	// for the pod, and whose end is the pod's.
+	Group   string
+	Sandbox bool
+	// Shares are the files and directories of the host that the spec's mounts of type cube-share name by index.
+	Shares []Share
+	// Files are the contents that mounts of type cube-file name by index.
+	Files []File
+	// Join are the namespaces that the container has in common with its pod: pid, ipc, uts.
+	Join []specs.LinuxNamespaceType
 	// Dropped says what was left out because it only means something on the host, for the log.
 	Dropped []string
+}
+
+// Share is a file or directory of the host that the container sees.
+type Share struct {
+	// Source is absolute. What it is, is known when it is opened.
+	Source   string
+	ReadOnly bool
+	// Recursive: what is mounted below Source is part of it.
+	Recursive bool
+}
+
+// File is a small file of the host that is copied into the guest.
+type File struct {
+	Content []byte
+	Mode    uint32 // permission bits
 }
 
 // Load reads the bundle's config.json.

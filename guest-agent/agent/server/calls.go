@@ -161,3 +161,15 @@ func (s *service) Events(ctx context.Context, r *api.EventsRequest, stream api.A
 	defer recoverInto(&err, "Events")
 	return toStatus(s.Guest.Events.Follow(ctx, r.After, stream.Send))
 }
+
+func (s *service) PauseContainer(context.Context, *api.ContainerRequest) (*emptypb.Empty, error) {
+	return nil, errdefs.ErrNotImplemented
+}
+
+func (s *service) ResumeContainer(context.Context, *api.ContainerRequest) (*emptypb.Empty, error) {
+	return nil, errdefs.ErrNotImplemented
+}
+
+func (s *service) UpdateContainer(context.Context, *api.UpdateContainerRequest) (*emptypb.Empty, error) {
+	return nil, errdefs.ErrNotImplemented
+}

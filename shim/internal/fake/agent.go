@@ -317,3 +317,18 @@ func (a *Agent) Shutdown(context.Context, *emptypb.Empty) (*emptypb.Empty, error
 	}
 	return &emptypb.Empty{}, nil
 }
+
+// PauseContainer implements the API.
+func (a *Agent) PauseContainer(context.Context, *api.ContainerRequest) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, nil
+}
+
+// ResumeContainer implements the API.
+func (a *Agent) ResumeContainer(context.Context, *api.ContainerRequest) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, nil
+}
+
+// UpdateContainer implements the API.
+func (a *Agent) UpdateContainer(context.Context, *api.UpdateContainerRequest) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, nil
+}
