@@ -3,15 +3,12 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 
-	"github.com/containerd/containerd/v2/pkg/shim"
-
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/shim"
 	"github.com/cubesandbox/cube/shim/guest"
-	"github.com/cubesandbox/cube/shim/manager"
 	"github.com/cubesandbox/cube/shim/task"
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/base"
@@ -19,16 +16,12 @@ import (
 )
 
 func main() {
-	task.Register(task.Machines{
+	shim.Run(task.Machines{
 		Launcher: func(cfg *config.Config, log *slog.Logger) vmm.Launcher {
 			return base.NewLauncher(cfg, guest.Settle(cfg.Timeout), log)
 		},
 		Cleanup: record.Cleanup,
-	})
-	shim.RunShim(context.Background(), &manager.Manager{Runtime: "io.cube.v2", Cleanup: record.Cleanup, Sweep: sweep}, func(c *shim.Config) {
-		// The children are waited for one by one; a reaper would take their statuses away.
-		c.NoReaper, c.NoSubreaper = true, true
-	})
+	}, sweep)
 }
 
 // sweep cleans up after the machines whose owners are gone.
