@@ -39,7 +39,8 @@ type Request struct {
 	Dir string
 	// Shape is the least that the machine must have; the launcher rounds it up to its ladder.
 	Shape Shape
-	// CPULimit is the host CPU time the whole machine may use, in CPUs (1.5 = 150 %). 0 = as many as it has vCPUs.
+	// CPULimit is the host CPU time the whole machine may use, in CPUs (1.5 = 150 %). 0, or more than it has vCPUs = as
+	// many as it has vCPUs.
 	CPULimit float64
 	// NetNS is the path of the network namespace that QEMU is put in, "" for a new, empty one.
 	NetNS string
@@ -95,6 +96,8 @@ type Machine interface {
 	Pause(ctx context.Context) error
 	// Resume lets the vCPUs go on. Idempotent.
 	Resume(ctx context.Context) error
+	// SetCPULimit changes the host CPU time the whole machine may use; see Request.CPULimit. Idempotent.
+	SetCPULimit(ctx context.Context, cpus float64) error
 	// Waiting tells whether the machine stands still because the store is full; it goes on by itself when there is
 	// space. A guest that doesn't answer meanwhile isn't dead.
 	Waiting() bool

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -28,6 +29,10 @@ const (
 	Parent = "/cube"
 	// period is the kernel's default of cpu.cfs_period_us and cpu.max.
 	period = 100 * time.Millisecond
+	// minQuota is the least the kernel takes for a period (kernel/sched/core.c, min_cfs_quota_period).
+	minQuota = time.Millisecond
+	// maxCPUs is more than any host has, and little enough for the kernel's quotas.
+	maxCPUs = 1 << 16
 	// mountPoint is where systemd and every container runtime expect the hierarchies.
 	mountPoint = "/sys/fs/cgroup"
 )
@@ -54,7 +59,7 @@ func Create(ctx context.Context, name string, l Limits, log *slog.Logger) (_ *Gr
 	if name == "" || name != filepath.Base(name) || name == "." || name == ".." {
 		return nil, fmt.Errorf("cgroup name %q", name)
 	}
-	if l.Memory <= 0 || l.PIDs <= 0 || l.CPUs < 0 {
+	if l.Memory <= 0 || l.PIDs <= 0 || !validCPUs(l.CPUs) {
 		return nil, fmt.Errorf("cgroup %s: limits %+v are out of range", name, l)
 	}
 	if err := Remove(ctx, name); err != nil {
@@ -118,7 +123,7 @@ func (g *Group) createV1(l Limits, log *slog.Logger) error {
 		CPU:    &specs.LinuxCPU{},
 	}
 	if l.CPUs > 0 {
-		quota, per := l.quota(), uint64(period.Microseconds())
+		quota, per := quota(l.CPUs), uint64(period.Microseconds())
 		res.CPU.Quota, res.CPU.Period = &quota, &per
 	}
 	_, err = cgroup1.New(cgroup1.StaticPath(path), res,
@@ -150,14 +155,48 @@ func (g *Group) createV2(l Limits, log *slog.Logger) error {
 		Pids:   &cgroup2.Pids{Max: l.PIDs},
 	}
 	if cpu && l.CPUs > 0 {
-		quota, per := l.quota(), uint64(period.Microseconds())
+		quota, per := quota(l.CPUs), uint64(period.Microseconds())
 		res.CPU = &cgroup2.CPU{Max: cgroup2.NewCPUMax(&quota, &per)}
 	}
 	_, err = cgroup2.NewManager(mountPoint, path, res)
 	return err
 }
 
-func (l Limits) quota() int64 { return int64(l.CPUs * float64(period.Microseconds())) }
+// SetCPUs changes Limits.CPUs of a group. On a host without the cpu controller it does nothing, like Create.
+func (g *Group) SetCPUs(cpus float64) error {
+	if !validCPUs(cpus) {
+		return fmt.Errorf("cgroup %s: a limit of %v CPUs is out of range", g.name, cpus)
+	}
+	file, value := "cpu.cfs_quota_us", "-1"
+	if g.v2 {
+		file, value = "cpu.max", "max"
+	}
+	if cpus > 0 {
+		value = strconv.FormatInt(quota(cpus), 10)
+	}
+	for _, dir := range g.dirs {
+		// Without O_CREATE: in a hierarchy without the controller, or one whose group is gone, there is no such file.
+		f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			_, err = f.WriteString(value) // cpu.max keeps its period
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
+			return fmt.Errorf("set the CPU limit of cgroup %s/%s: %w", Parent, g.name, err)
+		}
+	}
+	return nil
+}
+
+// validCPUs is false for NaN, too.
+func validCPUs(cpus float64) bool { return cpus >= 0 && cpus <= maxCPUs }
+
+func quota(cpus float64) int64 {
+	return max(int64(cpus*float64(period.Microseconds())), minQuota.Microseconds())
+}
 
 var warnCPU sync.Once
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -105,6 +106,51 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+func TestSetCPUs(t *testing.T) {
+	g := create(t, Limits{CPUs: 1, Memory: 64 << 20, PIDs: 20})
+	for _, c := range []struct {
+		cpus   float64
+		v1, v2 string
+	}{
+		{0.5, "50000", "50000 100000"},
+		{2, "200000", "200000 100000"},
+		{2, "200000", "200000 100000"},
+		{0.0001, "1000", "1000 100000"}, // the kernel's least
+		{maxCPUs, "6553600000", "6553600000 100000"},
+		{0, "-1", "max 100000"},
+		{0.25, "25000", "25000 100000"},
+	} {
+		if err := g.SetCPUs(c.cpus); err != nil {
+			t.Errorf("%v: %v", c.cpus, err)
+		}
+		if s := g.setting(t, "cpu.max", "cpu.cfs_quota_us"); s != c.v1 && s != c.v2 {
+			t.Errorf("%v CPUs: %s", c.cpus, s)
+		}
+	}
+	for _, cpus := range []float64{-1, math.NaN(), math.Inf(1)} {
+		if err := g.SetCPUs(cpus); err == nil {
+			t.Errorf("%v CPUs were taken", cpus)
+		}
+	}
+	if s := g.setting(t, "cpu.max", "cpu.cfs_quota_us"); s != "25000" && s != "25000 100000" {
+		t.Errorf("after bad input: %s", s)
+	}
+}
+
+// A host without the cpu controller runs machines without a limit, and a group may be gone before its user knows.
+func TestSetCPUsWithoutController(t *testing.T) {
+	dir := t.TempDir()
+	for _, v2 := range []bool{false, true} {
+		g := &Group{name: "x", dirs: []string{dir}, v2: v2}
+		if err := g.SetCPUs(1); err != nil {
+			t.Error(err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("files were made: %v, %v", left, err)
+	}
+}
+
 func TestMemoryHogDies(t *testing.T) {
 	g := create(t, Limits{CPUs: 1, Memory: 16 << 20, PIDs: 20})
 	cmd := spawn(t, g, "dd", "if=/dev/zero", "of=/dev/null", "bs=64M", "count=1")
@@ -181,7 +227,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("name %q was taken", name)
 		}
 	}
-	for _, l := range []Limits{{}, {Memory: 1}, {PIDs: 1}, {Memory: 1, PIDs: 1, CPUs: -1}} {
+	for _, l := range []Limits{{}, {Memory: 1}, {PIDs: 1}, {Memory: 1, PIDs: 1, CPUs: -1}, {Memory: 1, PIDs: 1, CPUs: math.NaN()}} {
 		if _, err := Create(ctx(t), "x", l, slog.Default()); err == nil {
 			t.Errorf("limits %+v were taken", l)
 		}

@@ -75,7 +75,7 @@ func TestV2(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("in the guest:\n%s", out)
-	for _, want := range []string{"TestLimits", "TestMemoryHogDies", "TestRemoveKills", "TestLeftoverIsReplaced", "TestRemoveV2"} {
+	for _, want := range []string{"TestLimits", "TestSetCPUs", "TestMemoryHogDies", "TestRemoveKills", "TestLeftoverIsReplaced", "TestRemoveV2"} {
 		if !strings.Contains(out, "--- PASS: "+want) {
 			t.Errorf("%s did not pass in the guest", want)
 		}

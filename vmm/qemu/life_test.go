@@ -43,6 +43,7 @@ func TestKilled(t *testing.T) {
 	for name, err := range map[string]error{
 		"pause":  m.Pause(ctx),
 		"resume": m.Resume(ctx),
+		"limit":  m.SetCPULimit(ctx, 1),
 		"add":    m.AddDisk(ctx, vmm.Disk{Serial: "x", File: image(t, t.TempDir(), 1<<20)}),
 	} {
 		if !errors.Is(err, vmm.ErrGone) {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +91,32 @@ func TestSpinner(t *testing.T) {
 		t.Errorf("%.2f CPUs used, limit 0.5", share)
 	}
 	g.Must(t, cfg, "ping")
+}
+
+func TestSetCPULimit(t *testing.T) {
+	cfg := testguest.Config(t)
+	s := restoreSpec(t, cfg, "limit")
+	s.CPULimit = 64 // more than it has vCPUs
+	m, _ := start(t, cfg, s)
+	ctx := within(t, cfg.Timeout(time.Second))
+	whole := s.Shape.VCPUs * 100000
+	for _, c := range []struct {
+		set   func() error
+		quota int
+	}{
+		{func() error { return nil }, whole},
+		{func() error { return m.SetCPULimit(ctx, 0.5) }, 50000},
+		{func() error { return m.SetCPULimit(ctx, 0) }, whole},
+		{func() error { return m.SetCPULimit(ctx, 64) }, whole},
+	} {
+		if err := c.set(); err != nil {
+			t.Fatal(err)
+		}
+		quota, _, _ := strings.Cut(groupText(t, s.Dir, "cpu.max", "cpu.cfs_quota_us"), " ")
+		if quota != strconv.Itoa(c.quota) {
+			t.Errorf("quota %s, want %d", quota, c.quota)
+		}
+	}
 }
 
 // cpuTime is what a machine's process has used.

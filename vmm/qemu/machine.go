@@ -18,6 +18,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/cgroup"
 	"github.com/cubesandbox/cube/vmm/jail"
 	"github.com/cubesandbox/cube/vmm/qmp"
 )
@@ -27,6 +28,7 @@ type Machine struct {
 	driver   *Driver
 	log      *slog.Logger
 	shape    vmm.Shape
+	group    *cgroup.Group
 	restored bool
 	proc     *jail.Process
 	qmp      *qmp.Client
@@ -54,11 +56,12 @@ type Machine struct {
 
 var _ vmm.Machine = (*Machine)(nil)
 
-func newMachine(d *Driver, s *Spec, proc *jail.Process, ch *channels) *Machine {
+func newMachine(d *Driver, s *Spec, group *cgroup.Group, proc *jail.Process, ch *channels) *Machine {
 	m := &Machine{
 		driver:   d,
 		log:      d.log.With("machine", s.ID),
 		shape:    s.Shape,
+		group:    group,
 		restored: s.State != nil,
 		proc:     proc,
 		agent:    ch.agentConn,
@@ -134,6 +137,17 @@ func (m *Machine) Pause(ctx context.Context) error {
 func (m *Machine) Resume(ctx context.Context) error {
 	m.paused.Store(false)
 	return m.do(ctx, "resume", "cont", nil)
+}
+
+// SetCPULimit changes the host CPU time of the machine.
+func (m *Machine) SetCPULimit(_ context.Context, cpus float64) error {
+	err := m.group.SetCPUs(hostCPUs(cpus, m.shape))
+	select {
+	case <-m.done: // the group may be gone, too
+		return fmt.Errorf("set the CPU limit: %w", vmm.ErrGone)
+	default:
+		return err
+	}
 }
 
 // SaveState pauses the guest for good and writes the state of its devices and CPUs, but not its memory, to f, which must

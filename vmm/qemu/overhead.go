@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/cgroup"
 )
@@ -23,13 +24,17 @@ const extraTasks = 80
 
 // limits are the machine's, for its cgroup.
 func limits(s *Spec) cgroup.Limits {
-	cpus := s.CPULimit
-	if cpus == 0 {
-		cpus = float64(s.Shape.VCPUs)
-	}
 	mib := s.Shape.MemoryMiB + overheadMiB + perVCPUMiB*s.Shape.VCPUs
 	if s.Accel == accel.TCG {
 		mib += tcgCacheMiB
 	}
-	return cgroup.Limits{CPUs: cpus, Memory: int64(mib) << 20, PIDs: int64(s.Shape.VCPUs + extraTasks)}
+	return cgroup.Limits{CPUs: hostCPUs(s.CPULimit, s.Shape), Memory: int64(mib) << 20, PIDs: int64(s.Shape.VCPUs + extraTasks)}
+}
+
+// hostCPUs is the host CPU time for a machine of that shape with that vmm.Request.CPULimit.
+func hostCPUs(limit float64, shape vmm.Shape) float64 {
+	if limit == 0 {
+		return float64(shape.VCPUs)
+	}
+	return min(limit, float64(shape.VCPUs))
 }

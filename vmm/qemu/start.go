@@ -131,7 +131,7 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	if err := errors.Join(err, ch.closeGuest()); err != nil {
 		return nil, &vmm.BootError{Stage: "start", Err: err}
 	}
-	m := newMachine(d, s, proc, ch)
+	m := newMachine(d, s, group, proc, ch)
 	m.release.Push(func() error { return os.RemoveAll(s.Dir) })
 	m.release.Push(func() error { return d.uids.Release(uid, s.Dir) })
 	m.release.Push(func() error { return d.removeGroup(group) })

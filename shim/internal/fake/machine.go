@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -94,10 +95,11 @@ type Machine struct {
 	once     sync.Once
 	done     chan struct{}
 
-	mu      sync.Mutex
-	err     error
-	serials map[string]bool
-	stops   int
+	mu        sync.Mutex
+	err       error
+	serials   map[string]bool
+	stops     int
+	cpuLimits []float64
 }
 
 var _ vmm.Machine = (*Machine)(nil)
@@ -141,6 +143,26 @@ func (m *Machine) Pause(context.Context) error { return errors.New("not used") }
 
 // Resume implements vmm.Machine.
 func (m *Machine) Resume(context.Context) error { return errors.New("not used") }
+
+// SetCPULimit implements vmm.Machine.
+func (m *Machine) SetCPULimit(_ context.Context, cpus float64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.done:
+		return vmm.ErrGone
+	default:
+	}
+	m.cpuLimits = append(m.cpuLimits, cpus)
+	return nil
+}
+
+// CPULimits are those that were set, in order.
+func (m *Machine) CPULimits() []float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.cpuLimits)
+}
 
 // Waiting implements vmm.Machine.
 func (m *Machine) Waiting() bool { return false }
