@@ -395,7 +395,7 @@ func TestHooksRunOnTheHost(t *testing.T) {
 	if want := []string{"prestart", "createRuntime", "poststart", "poststop"}; !slices.Equal(order, want) {
 		t.Fatalf("hooks %q", order)
 	}
-	if h.launcher.Last().Guest.Spec.Hooks != nil {
+	if h.launcher.Last().Guest.Spec(cid).Hooks != nil {
 		t.Error("the guest got the host's hooks")
 	}
 }

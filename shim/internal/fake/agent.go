@@ -2,20 +2,13 @@ package fake
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"sync"
 	"time"
 
-	"github.com/containerd/cgroups/v3/cgroup2/stats"
 	"github.com/containerd/ttrpc"
-	"github.com/opencontainers/runtime-spec/specs-go"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/cubesandbox/cube/guest-agent/api"
@@ -33,20 +26,20 @@ type Agent struct {
 	// LoseExits: exits of execs aren't told.
 	LoseExits bool
 
-	mu        sync.Mutex
-	changed   *sync.Cond
-	frozen    chan struct{} // not nil: no call is answered before it is closed
-	session   *mux.Session
-	processes map[string]*process // by exec id; "" is init
-	events    []*api.Event
-	dead      bool
-	calls     []string
-	Spec      *specs.Spec // of the container
-	Identity  *api.ConfigureRequest
+	mu         sync.Mutex
+	changed    *sync.Cond
+	frozen     chan struct{}            // not nil: no call is answered before it is closed
+	held       map[string]chan struct{} // by container: its creation isn't answered before it is closed
+	session    *mux.Session
+	containers map[string]*container
+	events     []*api.Event
+	dead       bool
+	calls      []string
+	Identity   *api.ConfigureRequest
 }
 
 func newAgent(m *Machine) *Agent {
-	a := &Agent{machine: m, processes: map[string]*process{}}
+	a := &Agent{machine: m, containers: map[string]*container{}, held: map[string]chan struct{}{}}
 	a.changed = sync.NewCond(&a.mu)
 	return a
 }
@@ -119,6 +112,22 @@ func (a *Agent) Freeze() (thaw func()) {
 	}
 }
 
+// HoldCreate lets the creation of that container hang until the returned function is called, or the machine ends.
+func (a *Agent) HoldCreate(id string) (release func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	held := make(chan struct{})
+	a.held[id] = held
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.held[id] == held {
+			close(held)
+			delete(a.held, id)
+		}
+	}
+}
+
 // thaw lets calls be answered again. a.mu is held.
 func (a *Agent) thaw() {
 	if a.frozen != nil {
@@ -146,8 +155,12 @@ func (a *Agent) Emit(e *api.Event) {
 func (a *Agent) die() {
 	a.mu.Lock()
 	a.dead = true
-	for _, p := range a.processes {
-		p.kill(0)
+	for _, c := range a.containers {
+		c.kill(0)
+	}
+	for id, held := range a.held {
+		close(held)
+		delete(a.held, id)
 	}
 	a.changed.Broadcast()
 	a.thaw()
@@ -164,120 +177,6 @@ func (a *Agent) Configure(_ context.Context, r *api.ConfigureRequest) (*api.Conf
 
 // SetTime implements the API.
 func (a *Agent) SetTime(context.Context, *api.SetTimeRequest) (*emptypb.Empty, error) {
-	return &emptypb.Empty{}, nil
-}
-
-// CreateContainer implements the API.
-func (a *Agent) CreateContainer(_ context.Context, r *api.CreateContainerRequest) (*api.ProcessResponse, error) {
-	var s specs.Spec
-	if err := json.Unmarshal(r.Spec, &s); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	for _, d := range r.Rootfs.Disks {
-		if !a.machine.hasDisk(d.Serial) {
-			return nil, status.Errorf(codes.NotFound, "no disk %s", d.Serial)
-		}
-	}
-	p, err := a.newProcess(r.Id, "", s.Process, r.Stdio)
-	if err != nil {
-		return nil, err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.Spec = &s
-	a.processes[""] = p
-	return &api.ProcessResponse{Pid: 1}, nil
-}
-
-// StartContainer implements the API.
-func (a *Agent) StartContainer(_ context.Context, r *api.ContainerRequest) (*emptypb.Empty, error) {
-	a.mu.Lock()
-	p := a.processes[""]
-	a.mu.Unlock()
-	if p == nil || p.container != r.Id {
-		return nil, status.Error(codes.NotFound, "no such container")
-	}
-	if err := p.startable(); err != nil {
-		return nil, err
-	}
-	go p.run()
-	return &emptypb.Empty{}, nil
-}
-
-// ExecProcess implements the API.
-func (a *Agent) ExecProcess(_ context.Context, r *api.ExecProcessRequest) (*api.ProcessResponse, error) {
-	var s specs.Process
-	if err := json.Unmarshal(r.Process, &s); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	p, err := a.newProcess(r.Id, r.ExecId, &s, r.Stdio)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.startable(); err != nil {
-		return nil, err
-	}
-	a.mu.Lock()
-	if init := a.processes[""]; init == nil || init.over() {
-		a.mu.Unlock()
-		return nil, status.Error(codes.FailedPrecondition, "the container has stopped")
-	}
-	a.processes[r.ExecId] = p
-	a.mu.Unlock()
-	go p.run()
-	if a.HoldExec != nil {
-		<-a.HoldExec
-	}
-	return &api.ProcessResponse{Pid: 2}, nil
-}
-
-// SignalProcess implements the API.
-func (a *Agent) SignalProcess(_ context.Context, r *api.SignalProcessRequest) (*emptypb.Empty, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.processes[r.ExecId]
-	if p == nil || p.over() {
-		return nil, status.Error(codes.NotFound, "process already finished")
-	}
-	p.kill(128 + r.Signal)
-	return &emptypb.Empty{}, nil
-}
-
-// ResizePty implements the API.
-func (a *Agent) ResizePty(_ context.Context, r *api.ResizePtyRequest) (*emptypb.Empty, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.processes[r.ExecId]
-	if p == nil {
-		return nil, status.Error(codes.NotFound, "no such process")
-	}
-	p.size = fmt.Sprintf("%dx%d", r.Columns, r.Rows)
-	return &emptypb.Empty{}, nil
-}
-
-// Size is the size that a process's terminal was given.
-func (a *Agent) Size(execID string) string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if p := a.processes[execID]; p != nil {
-		return p.size
-	}
-	return ""
-}
-
-// ListPids implements the API.
-func (a *Agent) ListPids(context.Context, *api.ContainerRequest) (*api.ListPidsResponse, error) {
-	return &api.ListPidsResponse{Pids: []uint32{1}}, nil
-}
-
-// Stats implements the API.
-func (a *Agent) Stats(context.Context, *api.ContainerRequest) (*api.StatsResponse, error) {
-	b, err := proto.Marshal(&stats.Metrics{Memory: &stats.MemoryStat{Usage: 4096}})
-	return &api.StatsResponse{Metrics: b}, err
-}
-
-// DeleteContainer implements the API.
-func (a *Agent) DeleteContainer(context.Context, *api.ContainerRequest) (*emptypb.Empty, error) {
 	return &emptypb.Empty{}, nil
 }
 
@@ -312,23 +211,8 @@ func (a *Agent) Quiesce(context.Context, *emptypb.Empty) (*emptypb.Empty, error)
 func (a *Agent) Shutdown(context.Context, *emptypb.Empty) (*emptypb.Empty, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, p := range a.processes {
-		p.kill(137)
+	for _, c := range a.containers {
+		c.kill(137)
 	}
-	return &emptypb.Empty{}, nil
-}
-
-// PauseContainer implements the API.
-func (a *Agent) PauseContainer(context.Context, *api.ContainerRequest) (*emptypb.Empty, error) {
-	return &emptypb.Empty{}, nil
-}
-
-// ResumeContainer implements the API.
-func (a *Agent) ResumeContainer(context.Context, *api.ContainerRequest) (*emptypb.Empty, error) {
-	return &emptypb.Empty{}, nil
-}
-
-// UpdateContainer implements the API.
-func (a *Agent) UpdateContainer(context.Context, *api.UpdateContainerRequest) (*emptypb.Empty, error) {
 	return &emptypb.Empty{}, nil
 }

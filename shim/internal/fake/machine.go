@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -136,7 +137,25 @@ func (m *Machine) hasDisk(serial string) bool {
 }
 
 // RemoveDisk implements vmm.Machine.
-func (m *Machine) RemoveDisk(context.Context, string) error { return errors.New("not used") }
+func (m *Machine) RemoveDisk(_ context.Context, serial string) error {
+	if m.Guest.mounts(serial) {
+		return fmt.Errorf("disk %s is still mounted", serial)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.serials[serial] {
+		return fmt.Errorf("disk %s: %w", serial, vmm.ErrNoDisk)
+	}
+	delete(m.serials, serial)
+	return nil
+}
+
+// Serials are those of the disks that are plugged in, sorted.
+func (m *Machine) Serials() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.serials))
+}
 
 // Pause implements vmm.Machine.
 func (m *Machine) Pause(context.Context) error { return errors.New("not used") }

@@ -44,9 +44,6 @@ type process struct {
 
 func (a *Agent) newProcess(container, execID string, s *specs.Process, io *api.Stdio) (*process, error) {
 	p := &process{agent: a, container: container, execID: execID, args: s.Args, signal: make(chan struct{})}
-	a.mu.Lock()
-	session := a.session
-	a.mu.Unlock()
 	for _, st := range []struct {
 		id uint32
 		to **mux.Stream
@@ -54,13 +51,25 @@ func (a *Agent) newProcess(container, execID string, s *specs.Process, io *api.S
 		if st.id == 0 {
 			continue
 		}
-		taken, err := session.Take(st.id)
+		taken, err := a.take(st.id)
 		if err != nil {
-			return nil, status.Error(codes.InvalidArgument, err.Error())
+			return nil, err
 		}
 		*st.to = taken
 	}
 	return p, nil
+}
+
+// take takes a stream that the host has opened.
+func (a *Agent) take(id uint32) (*mux.Stream, error) {
+	a.mu.Lock()
+	session := a.session
+	a.mu.Unlock()
+	st, err := session.Take(id)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return st, nil
 }
 
 func (p *process) startable() error {
@@ -162,9 +171,11 @@ func (p *process) tell(code uint32) {
 	if p.execID == "" {
 		// A container's processes die with its init.
 		a.mu.Lock()
-		for id, e := range a.processes {
-			if id != "" {
-				e.kill(137)
+		if c := a.containers[p.container]; c != nil {
+			for id, e := range c.processes {
+				if id != "" {
+					e.kill(137)
+				}
 			}
 		}
 		a.mu.Unlock()
