@@ -247,6 +247,7 @@ func (a *Agent) ResumeContainer(_ context.Context, r *api.ContainerRequest) (*em
 		return nil, err
 	}
 	c.paused = false
+	a.changed.Broadcast()
 	for _, deliver := range c.pending {
 		deliver()
 	}

@@ -1,10 +1,6 @@
 package fake
 
 import (
-	"bytes"
-	"io"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,15 +12,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/api/mux"
 )
 
-// process runs one of these programs, by the first argument:
-//
-//	exit N           ends with status N
-//	echo TEXT N      writes the text and ends with status N
-//	spew N           writes N bytes and ends
-//	cat              copies its input to its output until the input ends
-//	sleep            waits for a signal
-//	leave            ends at once, but something else keeps its output open
-//	anything else    is not found
+// process runs one of the programs.
 type process struct {
 	agent     *Agent
 	container string
@@ -73,8 +61,7 @@ func (a *Agent) take(id uint32) (*mux.Stream, error) {
 }
 
 func (p *process) startable() error {
-	switch p.args[0] {
-	case "exit", "echo", "spew", "cat", "sleep", "leave":
+	if programs[p.args[0]] != nil {
 		return nil
 	}
 	p.close()
@@ -87,10 +74,11 @@ func (p *process) kill(status uint32) {
 		p.status = status
 		p.mu.Unlock()
 		close(p.signal)
+		p.agent.changed.Broadcast()
 		if p.stdin != nil {
 			p.stdin.Close()
 		}
-		if p.args[0] == "spew" && p.stdout != nil {
+		if (p.args[0] == "spew" || p.args[0] == "data") && p.stdout != nil {
 			p.stdout.Close()
 		}
 	})
@@ -113,47 +101,17 @@ func (p *process) close() {
 	}
 }
 
-func (p *process) number(i int) uint32 {
-	n, _ := strconv.Atoi(p.args[i])
-	return uint32(n)
-}
-
-func (p *process) write(r io.Reader) {
-	if p.stdout != nil {
-		io.Copy(struct{ io.Writer }{p.stdout}, r) // the reader may go
-	}
-}
-
 func (p *process) run() {
-	var code uint32
-	switch p.args[0] {
-	case "exit":
-		code = p.number(1)
-	case "echo":
-		p.write(strings.NewReader(p.args[1]))
-		code = p.number(2)
-	case "spew":
-		p.write(io.LimitReader(zeros{}, int64(p.number(1))))
-	case "cat":
-		if p.stdin != nil {
-			p.write(p.stdin)
-		}
-	case "sleep":
-		<-p.signal
-	case "leave":
-		p.tell(0)
-		return
+	if status, ends := programs[p.args[0]](p); ends {
+		p.end(status)
 	}
-	p.end(code)
 }
 
 func (p *process) end(code uint32) {
-	select {
-	case <-p.signal:
+	if p.signalled() {
 		p.mu.Lock()
 		code = p.status
 		p.mu.Unlock()
-	default:
 	}
 	p.close()
 	p.tell(code)
@@ -189,7 +147,3 @@ func (p *process) tell(code uint32) {
 		Event:     &api.Event_Exit{Exit: &api.Exit{Id: p.container, ExecId: p.execID, Status: code}},
 	})
 }
-
-type zeros struct{}
-
-func (zeros) Read(b []byte) (int, error) { return copy(b, bytes.Repeat([]byte{0}, len(b))), nil }
