@@ -24,8 +24,33 @@ func Lock(ctx context.Context, path string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+	return wait(ctx, f, unix.LOCK_EX)
+}
+
+// LockDir waits for the lock on a directory itself: exclusive, or shared with all who share it.
+func LockDir(ctx context.Context, dir string, shared bool) (unlock func(), err error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	how := unix.LOCK_EX
+	if shared {
+		how = unix.LOCK_SH
+	}
+	err = acquire(f, how|unix.LOCK_NB)
+	if errors.Is(err, ErrLocked) {
+		return wait(ctx, f, how)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// wait takes the lock on f, which it closes if it can't.
+func wait(ctx context.Context, f *os.File, how int) (unlock func(), err error) {
 	got := make(chan error, 1)
-	go func() { got <- acquire(f, unix.LOCK_EX) }()
+	go func() { got <- acquire(f, how) }()
 	select {
 	case err = <-got:
 	case <-ctx.Done():
@@ -33,7 +58,7 @@ func Lock(ctx context.Context, path string) (unlock func(), err error) {
 			<-got
 			_ = f.Close()
 		}()
-		return nil, fmt.Errorf("wait for the lock %s: %w", path, ctx.Err())
+		return nil, fmt.Errorf("wait for the lock %s: %w", f.Name(), ctx.Err())
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

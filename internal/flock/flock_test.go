@@ -3,6 +3,7 @@ package flock
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"path/filepath"
 	"testing"
 	"time"
@@ -41,5 +42,38 @@ func TestLock(t *testing.T) {
 	}
 	if _, err := TryLock(filepath.Join(path, "x")); err == nil || errors.Is(err, ErrLocked) {
 		t.Fatalf("a path that can't be: %v", err)
+	}
+}
+
+func TestLockDir(t *testing.T) {
+	dir := t.TempDir()
+	short := func() context.Context {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	one, err := LockDir(short(), dir, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := LockDir(short(), dir, true)
+	if err != nil {
+		t.Fatalf("a second one to share it: %v", err)
+	}
+	one()
+	if _, err := LockDir(short(), dir, false); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("exclusive while shared: %v", err)
+	}
+	two()
+	all, err := LockDir(context.Background(), dir, false) // the attempt before may have it for a moment
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LockDir(short(), dir, true); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("shared while exclusive: %v", err)
+	}
+	all()
+	if _, err := LockDir(short(), dir+"/none", true); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("no directory: %v", err)
 	}
 }

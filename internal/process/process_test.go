@@ -2,6 +2,8 @@ package process
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -44,5 +46,38 @@ func TestSelf(t *testing.T) {
 	}
 	if (ID{}).Alive() {
 		t.Fatal("the zero value is no process")
+	}
+}
+
+func TestFind(t *testing.T) {
+	word := fmt.Sprintf("--cube-test-%d", os.Getpid())
+	match := func(argv []string) bool { return len(argv) > 0 && argv[len(argv)-1] == word }
+	cmd := exec.Command("sh", "-c", "echo; read x", "sh", word)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	id, err := Of(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := Find(match)
+	if err != nil || len(found) != 1 || found[0].ID != id || found[0].Argv[0] != "sh" {
+		t.Errorf("found %+v, %v; want %+v", found, err, id)
+	}
+	in.Close()
+	_ = cmd.Wait()
+	if found, err := Find(match); len(found) != 0 || err != nil {
+		t.Errorf("after its end: %+v, %v", found, err)
 	}
 }

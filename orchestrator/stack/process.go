@@ -1,15 +1,13 @@
 package stack
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	proc "github.com/cubesandbox/cube/internal/process"
 )
 
 // process is a process, ours or not, held by its pidfd: once open, its number can't come to mean another one.
@@ -69,37 +67,19 @@ func (p *process) close() {
 	_ = unix.Close(p.fd)
 }
 
-// commandLine is what a process was started with; nil when it is gone or a kernel thread.
-func commandLine(pid int) []string {
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-	if err != nil || len(b) == 0 {
-		return nil
-	}
-	var argv []string
-	for arg := range bytes.SplitSeq(bytes.TrimSuffix(b, []byte{0}), []byte{0}) {
-		argv = append(argv, string(arg))
-	}
-	return argv
-}
-
-// findProcesses takes hold of the processes whose command lines match. A command line is read again once its process is
-// held, since the number may have passed on in between.
+// findProcesses takes hold of the processes whose command lines match.
 func findProcesses(match func(argv []string) bool) ([]*process, error) {
-	entries, err := os.ReadDir("/proc")
+	all, err := proc.Find(match)
 	if err != nil {
 		return nil, err
 	}
 	var found []*process
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || !match(commandLine(pid)) {
-			continue
-		}
-		p, err := openProcess(pid)
+	for _, f := range all {
+		p, err := openProcess(f.PID)
 		if err != nil {
 			continue // it has ended
 		}
-		if match(commandLine(pid)) {
+		if f.Alive() { // looked at after the open: the one that was found is held
 			found = append(found, p)
 		} else {
 			go p.close()
