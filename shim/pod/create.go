@@ -144,7 +144,7 @@ func (n *creation) run(ctx context.Context) (_ *container, err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return n.launch(gctx) })
 	g.Go(func() (err error) {
-		n.host, err = stdio.Open(n.Stdio)
+		n.host, err = stdio.Open(gctx, n.Stdio, stdio.Owner{ID: n.ID, Namespace: n.env.Namespace, Log: n.log, Timeout: n.cfg.Timeout})
 		return err
 	})
 	err = g.Wait()

@@ -76,7 +76,7 @@ func (c *container) starting(t *process) error {
 }
 
 func (c *container) startExec(ctx context.Context, t *process) error {
-	host, err := stdio.Open(t.stdio)
+	host, err := stdio.Open(ctx, t.stdio, stdio.Owner{ID: t.execID, Namespace: c.state.Namespace, Log: c.log, Timeout: c.timeout})
 	if err != nil {
 		return err
 	}

@@ -23,20 +23,23 @@ type input struct {
 }
 
 func openInput(uri string) (*input, error) {
-	path, file, err := parse(uri)
+	t, err := parse(uri)
 	if err != nil {
 		return nil, err
 	}
-	if file {
-		r, err := os.Open(path)
+	switch t.scheme {
+	case schemeFile:
+		r, err := os.Open(t.path)
 		return &input{r: r}, err
+	case schemeBinary, schemeBinaryV2:
+		return nil, invalid("%q is for output; use a fifo or file://", uri)
 	}
 	// Without O_NONBLOCK this would wait for a client to open the other end.
-	r, err := openFifo(path, os.O_RDONLY)
+	r, err := openFifo(t.path, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	w, err := openFifo(path, os.O_WRONLY)
+	w, err := openFifo(t.path, os.O_WRONLY)
 	if err != nil {
 		r.Close()
 		return nil, err

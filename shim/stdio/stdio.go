@@ -3,29 +3,42 @@
 //
 // Nothing here depends on whether the process ever starts. A reader that is slow, or gone, holds up its own stream and
 // nothing else; a fifo without a reader loses nothing, since the shim keeps both ends open, as it must for clients that
-// detach and for a containerd that restarts.
+// detach and for a containerd that restarts. Logs are different: a file that can't be written or a log binary that has
+// died loses output, and the process goes on.
 package stdio
 
 import (
+	"context"
 	"fmt"
 	"io"
-	"net/url"
-	"os"
-	"path/filepath"
-	"strings"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 )
 
-// Config names the host's ends. An empty one is none: reads are at their end, writes vanish.
+// Config names the host's ends by URIs as containerd defines them:
+//
+//	PATH, fifo://PATH                               a fifo that exists
+//	file://PATH[?max-size=SIZE[&max-files=NUMBER]]  a file, made if need be and appended to; with a size, it is rotated
+//	binary://PATH[?KEY=VALUE…]                      a program that gets the output
+//	binary-v2://PATH[?KEY=VALUE…]                   one that must say when it is ready
+//
+// An empty one is none: reads are at their end, writes vanish. Equal ones for stdout and stderr are one thing. Stdin is
+// a fifo or a file.
 type Config struct {
 	Stdin, Stdout, Stderr string
 	// Terminal: stdout carries a terminal's output, and there is no stderr.
 	Terminal bool
+}
+
+// Owner is the process that stdio belongs to.
+type Owner struct {
+	// ID is the container's, or the exec's. Log binaries are told it, and the namespace.
+	ID, Namespace string
+	Log           *slog.Logger
+	// Timeout scales deadlines for this host.
+	Timeout func(time.Duration) time.Duration
 }
 
 // Stream leads to a process in the guest. After CloseWrite, what was written still arrives, and then its end.
@@ -42,18 +55,19 @@ const copyBuffer = 64 << 10
 
 // IO is a process's stdio.
 type IO struct {
-	stdin   *input
-	outputs []*output
-	stdout  *output
-	stderr  *output // the same as stdout where both have one name
+	stdin  *input
+	sinks  []*sink
+	stdout io.Writer
+	stderr io.Writer
 
 	drained  chan struct{} // closed when all output has been copied
 	progress atomic.Int64  // bytes copied to outputs
 	once     sync.Once
 }
 
-// Open opens the host's ends. Nothing is read or written before Attach.
-func Open(c Config) (_ *IO, err error) {
+// Open opens the host's ends and waits until log binaries are ready. Nothing is read or written before Attach. The error
+// is InvalidArgument where the Config is to blame.
+func Open(ctx context.Context, c Config, o Owner) (_ *IO, err error) {
 	s := &IO{drained: make(chan struct{})}
 	defer func() {
 		if err != nil {
@@ -65,29 +79,51 @@ func Open(c Config) (_ *IO, err error) {
 			return nil, fmt.Errorf("stdin: %w", err)
 		}
 	}
-	if c.Stdout != "" {
-		if s.stdout, err = openOutput(c.Stdout); err != nil {
-			return nil, fmt.Errorf("stdout: %w", err)
-		}
-		s.outputs = append(s.outputs, s.stdout)
+	var stdout, stderr target
+	if stdout, err = parse(c.Stdout); err != nil {
+		return nil, fmt.Errorf("stdout: %w", err)
 	}
-	switch {
-	case c.Terminal || c.Stderr == "":
-	case c.Stderr == c.Stdout:
-		s.stderr = s.stdout
-	default:
-		if s.stderr, err = openOutput(c.Stderr); err != nil {
+	if !c.Terminal {
+		if stderr, err = parse(c.Stderr); err != nil {
 			return nil, fmt.Errorf("stderr: %w", err)
 		}
-		s.outputs = append(s.outputs, s.stderr)
+	}
+	if stdout.scheme == schemeFile && stderr.scheme == schemeFile && stdout.path == stderr.path && stdout.query != stderr.query {
+		return nil, invalid("stdout and stderr name the file %s with different limits", stdout.path)
+	}
+	if stdout.scheme != "" {
+		sink, err := s.open(ctx, stdout, o)
+		if err != nil {
+			return nil, fmt.Errorf("stdout: %w", err)
+		}
+		s.stdout = sink.stdout
+		if stderr == stdout {
+			s.stderr = sink.stderr
+			return s, nil
+		}
+	}
+	if stderr.scheme != "" {
+		sink, err := s.open(ctx, stderr, o)
+		if err != nil {
+			return nil, fmt.Errorf("stderr: %w", err)
+		}
+		s.stderr = sink.stderr
 	}
 	return s, nil
+}
+
+func (s *IO) open(ctx context.Context, t target, o Owner) (*sink, error) {
+	sink, err := openSink(ctx, t, o)
+	if err == nil {
+		s.sinks = append(s.sinks, sink)
+	}
+	return sink, err
 }
 
 // Attach starts the copying. It takes over the streams and is called at most once.
 func (s *IO) Attach(st Streams) {
 	var copies sync.WaitGroup
-	forward := func(to *output, from Stream) {
+	forward := func(to io.Writer, from Stream) {
 		if from == nil || to == nil {
 			return
 		}
@@ -95,7 +131,7 @@ func (s *IO) Attach(st Streams) {
 		go func() {
 			defer copies.Done()
 			defer from.Close()
-			io.CopyBuffer(countingWriter{to.w, &s.progress}, onlyReader{from}, make([]byte, copyBuffer)) // either end may go at any time
+			io.CopyBuffer(countingWriter{to, &s.progress}, onlyReader{from}, make([]byte, copyBuffer)) // either end may go at any time
 		}()
 	}
 	forward(s.stdout, st.Stdout)
@@ -105,7 +141,7 @@ func (s *IO) Attach(st Streams) {
 	}
 	go func() {
 		copies.Wait()
-		s.closeOutputs()
+		s.closeSinks()
 		s.once.Do(func() { close(s.drained) })
 	}()
 }
@@ -147,102 +183,34 @@ func (s *IO) drainFor(limit time.Duration) (done bool) {
 	if s.progress.Load() > before {
 		return false
 	}
-	s.Close()
+	s.cut()
 	return true
 }
 
-// Close ends all copying and closes the host's ends, so that clients read the end of the output. Idempotent.
+// Close ends all copying and closes the host's ends, so that clients read the end of the output. It returns when log
+// binaries have ended, or have been killed because they didn't. Idempotent.
 func (s *IO) Close() {
+	s.cut()
+	for _, k := range s.sinks {
+		if k.ended != nil {
+			<-k.ended
+		}
+	}
+}
+
+// cut is Close without waiting for anybody.
+func (s *IO) cut() {
 	if s.stdin != nil {
 		s.stdin.close()
 	}
-	s.closeOutputs()
+	s.closeSinks()
 	s.once.Do(func() { close(s.drained) })
 }
 
-func (s *IO) closeOutputs() {
-	for _, o := range s.outputs {
-		o.close()
+func (s *IO) closeSinks() {
+	for _, k := range s.sinks {
+		k.close()
 	}
-}
-
-// output is a fifo or a file that is written to.
-type output struct {
-	w *os.File
-	// r keeps a fifo readable when its reader has gone; nil for files.
-	r *os.File
-}
-
-func openOutput(uri string) (*output, error) {
-	path, file, err := parse(uri)
-	if err != nil {
-		return nil, err
-	}
-	if file {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return nil, err
-		}
-		w, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_CLOEXEC, 0o644)
-		return &output{w: w}, err
-	}
-	// The reading end first: with it, the writing end opens at once.
-	r, err := openFifo(path, os.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	w, err := openFifo(path, os.O_WRONLY)
-	if err != nil {
-		r.Close()
-		return nil, err
-	}
-	return &output{w: w, r: r}, nil
-}
-
-func (o *output) close() {
-	o.w.Close()
-	if o.r != nil {
-		o.r.Close()
-	}
-}
-
-// openFifo opens one end without waiting for the other; reads and writes then wait in Go's poller, and Close ends them.
-func openFifo(path string, mode int) (*os.File, error) {
-	f, err := os.OpenFile(path, mode|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	fi, err := f.Stat()
-	if err == nil && fi.Mode().Type() != os.ModeNamedPipe {
-		err = invalid("%s is not a fifo", path)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-// parse splits a stdio URI into a path and whether it is a plain file.
-func parse(uri string) (path string, file bool, err error) {
-	if !strings.Contains(uri, "://") {
-		return uri, false, nil
-	}
-	u, err := url.Parse(uri)
-	if err != nil {
-		return "", false, invalid("%q is not a URI: %v", uri, err)
-	}
-	switch u.Scheme {
-	case "fifo", "file":
-		if !filepath.IsAbs(u.Path) {
-			return "", false, invalid("%q names no absolute path", uri)
-		}
-		return u.Path, u.Scheme == "file", nil
-	}
-	return "", false, invalid("log URI %q: scheme %s is not supported by this version; use a fifo or file://", uri, u.Scheme)
-}
-
-func invalid(format string, args ...any) error {
-	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
 }
 
 // countingWriter counts what gets through, a part at a time, so that a reader who takes little counts too.

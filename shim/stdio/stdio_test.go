@@ -3,6 +3,7 @@ package stdio
 import (
 	"bytes"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -43,9 +44,18 @@ func fifo(t *testing.T) string {
 	return path
 }
 
+func owner(t *testing.T) Owner {
+	return Owner{
+		ID:        "box",
+		Namespace: "testing",
+		Log:       slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Timeout:   func(d time.Duration) time.Duration { return d },
+	}
+}
+
 func open(t *testing.T, c Config) *IO {
 	t.Helper()
-	s, err := Open(c)
+	s, err := Open(t.Context(), c, owner(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +249,6 @@ func TestRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for uri, says := range map[string]string{
-		"binary:///usr/bin/logger?id=1":      "binary",
 		"ttrpc+unix:///run/x?streaming_id=1": "ttrpc+unix",
 		"fifo://relative":                    "absolute",
 		"file://":                            "absolute",
@@ -247,7 +256,7 @@ func TestRefused(t *testing.T) {
 		plain:                                "not a fifo",
 		filepath.Join(t.TempDir(), "missing", "one"): "no such file",
 	} {
-		s, err := Open(Config{Stdout: uri})
+		s, err := Open(t.Context(), Config{Stdout: uri}, owner(t))
 		if err == nil {
 			s.Close()
 			t.Errorf("%s was accepted", uri)
