@@ -28,7 +28,7 @@ func main() {
 func sweep(cfg *config.Config) error {
 	left, err := record.Leftovers(cfg)
 	for _, l := range left {
-		err = errors.Join(err, record.Cleanup(cfg, l.Dir))
+		err = errors.Join(err, l.Cleanup(cfg))
 	}
 	return err
 }

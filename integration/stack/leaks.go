@@ -63,7 +63,7 @@ func CgroupFiles(id string, names ...string) []string {
 	var found []string
 	for _, name := range names {
 		for _, parent := range []string{"/sys/fs/cgroup/cube", "/sys/fs/cgroup/*/cube"} {
-			f, _ := filepath.Glob(filepath.Join(parent, id+"-????????", name))
+			f, _ := filepath.Glob(filepath.Join(parent, id+"-????????????????", name))
 			found = append(found, f...)
 		}
 	}

@@ -275,6 +275,23 @@ func dirsOf(path string) []string {
 	return dirsV1(subsystems, path)
 }
 
+// List lists the names of all groups, of whichever stack.
+func List() ([]string, error) {
+	var names []string
+	for _, dir := range dirsOf(Parent) {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("list cgroups: %w", err)
+		}
+		for _, e := range entries {
+			if e.IsDir() && !slices.Contains(names, e.Name()) {
+				names = append(names, e.Name())
+			}
+		}
+	}
+	return names, nil
+}
+
 // Exists tells whether anything of the group is left.
 func Exists(name string) bool {
 	return slices.ContainsFunc(dirsOf(filepath.Join(Parent, name)), func(dir string) bool {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -165,6 +166,9 @@ func TestRemoveKills(t *testing.T) {
 	id, err := process.Of(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if names, err := List(); err != nil || !slices.Contains(names, g.name) {
+		t.Fatalf("listed %v, %v", names, err)
 	}
 	start := time.Now()
 	if err := Remove(ctx(t), g.name); err != nil {

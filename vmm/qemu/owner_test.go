@@ -73,7 +73,7 @@ func TestOwnerKilled(t *testing.T) {
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	if left, err := record.Leftovers(cfg); err != nil || len(left) != 1 || left[0].ID != "orphan" || left[0].Dir != s.Dir {
+	if left, err := record.Leftovers(cfg); err != nil || len(left) != 1 || left[0].State.ID != "orphan" || left[0].Dir != s.Dir {
 		t.Errorf("leftovers %v, %v", left, err)
 	}
 	for deadline := time.Now().Add(cfg.Timeout(2 * time.Second)); held.QEMU.Alive(); time.Sleep(10 * time.Millisecond) {
@@ -109,7 +109,7 @@ func TestCleanup(t *testing.T) {
 	if err := os.Mkdir(stranger, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	r, err := record.New(stranger, "stranger")
+	r, err := record.New(t.Context(), stranger, "stranger")
 	if err == nil {
 		err = r.Update(func(st *record.State) {
 			st.QEMU, st.UID = held.QEMU, held.UID

@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -74,18 +73,18 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	u.Push(func() error { return os.RemoveAll(s.Dir) })
 	began := time.Now()
 
-	rec, err := record.New(s.Dir, s.ID)
+	rec, err := record.New(ctx, s.Dir, s.ID)
 	if err != nil {
 		return nil, err
 	}
 	uid, err := d.uids.Take(s.Dir, func(uid uint32) error {
-		return rec.Update(func(r *record.State) { r.UID, r.Cgroup = uid, cgroupName(s) })
+		return rec.Update(func(r *record.State) { r.UID, r.Cgroup = uid, record.CgroupName(s.Dir, s.ID) })
 	})
 	if err != nil {
 		return nil, err
 	}
 	u.Push(func() error { return d.uids.Release(uid, s.Dir) })
-	group, err := cgroup.Create(ctx, cgroupName(s), limits(s), d.log)
+	group, err := cgroup.Create(ctx, record.CgroupName(s.Dir, s.ID), limits(s), d.log)
 	if err != nil {
 		return nil, err
 	}
@@ -182,13 +181,6 @@ func (d *Driver) removeGroup(g *cgroup.Group) error {
 	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.Timeout(commandTimeout))
 	defer cancel()
 	return g.Remove(ctx)
-}
-
-// cgroupName begins with the id, for people; the rest tells apart machines of one id in several containerd namespaces
-// or stacks.
-func cgroupName(s *Spec) string {
-	sum := sha256.Sum256([]byte(s.Dir))
-	return fmt.Sprintf("%s-%x", s.ID, sum[:4])
 }
 
 // channels are the sockets between this process and the machine. The files are QEMU's ends.

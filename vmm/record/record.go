@@ -1,5 +1,9 @@
 // Package record keeps, in a machine's directory, what the machine holds on the host. Each entry is written before the
 // thing itself is acquired, so that after a kill -9 of its owner at any point Cleanup finds everything.
+//
+// The directory of all machines is locked: shared by whoever begins a record or cleans up after a machine known to be
+// its own, exclusively by whoever removes a leftover, which is judged again under the lock. So what looked like a leftover
+// a moment ago and is being made anew is left alone.
 package record
 
 import (
@@ -13,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/flock"
 	"github.com/cubesandbox/cube/internal/process"
 	"github.com/cubesandbox/cube/vmm/cgroup"
 	"github.com/cubesandbox/cube/vmm/jail"
@@ -40,12 +45,18 @@ type Record struct {
 	state State
 }
 
-// New starts the record of the machine in dir.
-func New(dir, id string) (*Record, error) {
+// New starts the record of the machine in dir. It waits for a clean-up of leftovers under way: from the record on, the
+// machine is nobody's leftover.
+func New(ctx context.Context, dir, id string) (*Record, error) {
 	self, err := process.Self()
 	if err != nil {
 		return nil, err
 	}
+	unlock, err := flock.LockDir(ctx, filepath.Dir(dir), true)
+	if err != nil {
+		return nil, fmt.Errorf("record the machine: %w", err)
+	}
+	defer unlock()
 	r := &Record{dir: dir}
 	return r, r.Update(func(s *State) { s.ID, s.Owner = id, self })
 }
@@ -86,6 +97,19 @@ func Read(dir string) (State, error) {
 func Cleanup(cfg *config.Config, dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout(cleanupTimeout))
 	defer cancel()
+	unlock, err := flock.LockDir(ctx, filepath.Dir(dir), true)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("clean up after a machine: %w", err)
+	}
+	defer unlock()
+	return cleanup(ctx, cfg, dir)
+}
+
+// cleanup is Cleanup with the lock held.
+func cleanup(ctx context.Context, cfg *config.Config, dir string) error {
 	s, err := Read(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist): // nothing was acquired
@@ -116,36 +140,4 @@ func (s *State) free(ctx context.Context, cfg *config.Config, dir string) error 
 		return jail.NewUIDs(cfg).Release(s.UID, dir)
 	}
 	return nil
-}
-
-// Leftover is a machine's directory whose owner is gone.
-type Leftover struct {
-	Dir string
-	ID  string // "" where the record doesn't tell
-}
-
-// Leftovers lists what Cleanup should be called for. A directory without a record counts when it is older than the
-// longest time that an owner needs to write one.
-func Leftovers(cfg *config.Config) ([]Leftover, error) {
-	entries, err := os.ReadDir(cfg.VMDir())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list machines: %w", err)
-	}
-	var left []Leftover
-	for _, e := range entries {
-		dir := filepath.Join(cfg.VMDir(), e.Name())
-		s, err := Read(dir)
-		if errors.Is(err, fs.ErrNotExist) {
-			if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < cfg.Timeout(time.Minute) {
-				continue
-			}
-		} else if err == nil && s.Owner.Alive() {
-			continue
-		}
-		left = append(left, Leftover{Dir: dir, ID: s.ID})
-	}
-	return left, nil
 }

@@ -1,14 +1,13 @@
 package record
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/process"
@@ -41,9 +40,9 @@ func TestCleanupAtEveryStep(t *testing.T) {
 	for name, steps := range map[string]func(dir string) error{
 		"nothing yet":  func(string) error { return nil },
 		"half-written": func(dir string) error { return os.WriteFile(filepath.Join(dir, ".vm.json"), []byte("{"), 0o600) },
-		"begun":        func(dir string) error { _, err := New(dir, "x"); return err },
+		"begun":        func(dir string) error { _, err := New(context.Background(), dir, "x"); return err },
 		"never acquired": func(dir string) error {
-			r, err := New(dir, "x")
+			r, err := New(context.Background(), dir, "x")
 			if err != nil {
 				return err
 			}
@@ -75,7 +74,7 @@ func TestCleanupKills(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := New(dir, "x")
+	r, err := New(context.Background(), dir, "x")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,37 +102,5 @@ func TestDamagedRecordIsKept(t *testing.T) {
 	}
 	if err := Cleanup(cfg, dir); err == nil || isGone(dir) {
 		t.Fatalf("%v, gone %v: what the machine held is unknown", err, isGone(dir))
-	}
-}
-
-func TestLeftovers(t *testing.T) {
-	cfg := newConfig(t)
-	if left, err := Leftovers(cfg); err != nil || len(left) != 0 {
-		t.Fatalf("without a directory: %v, %v", left, err)
-	}
-	if _, err := New(machineDir(t, cfg, "mine"), "mine"); err != nil {
-		t.Fatal(err)
-	}
-	r, err := New(machineDir(t, cfg, "orphan"), "orphan")
-	if err == nil {
-		err = r.Update(func(s *State) { s.Owner.Start++ })
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	machineDir(t, cfg, "young")
-	old := machineDir(t, cfg, "old")
-	hourAgo := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(old, hourAgo, hourAgo); err != nil {
-		t.Fatal(err)
-	}
-	left, err := Leftovers(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slices.SortFunc(left, func(a, b Leftover) int { return len(a.Dir) - len(b.Dir) })
-	want := []Leftover{{Dir: old}, {Dir: filepath.Join(cfg.VMDir(), "orphan"), ID: "orphan"}}
-	if !slices.Equal(left, want) {
-		t.Errorf("got %v, want %v", left, want)
 	}
 }
