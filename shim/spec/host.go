@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -15,8 +16,11 @@ var isolated = []specs.LinuxNamespaceType{
 	specs.PIDNamespace, specs.NetworkNamespace, specs.IPCNamespace, specs.UTSNamespace, specs.MountNamespace,
 }
 
-// namespaces refuses the host's namespaces and those of other processes, takes the network namespace for the machine,
-// and gives the guest new ones.
+// common are those that the containers of a pod may have in common. They all share the machine's network.
+var common = []specs.LinuxNamespaceType{specs.PIDNamespace, specs.IPCNamespace, specs.UTSNamespace}
+
+// namespaces refuses the host's namespaces and those of strangers, takes the network namespace for the machine, and
+// gives the guest new ones, or those of the pod.
 func namespaces(p *Plan, _ *config.Config) error {
 	seen := map[specs.LinuxNamespaceType]bool{}
 	var guest []specs.LinuxNamespace
@@ -29,7 +33,9 @@ func namespaces(p *Plan, _ *config.Config) error {
 		case ns.Type == specs.UserNamespace:
 			return unsupported("user namespaces are not supported: the container already has a kernel of its own; run it without id mappings")
 		case ns.Path != "":
-			return unsupported("the container can't join the %s namespace %s: it runs in a virtual machine of its own", ns.Type, ns.Path)
+			if err := p.join(ns); err != nil {
+				return err
+			}
 		}
 		seen[ns.Type] = true
 		guest = append(guest, specs.LinuxNamespace{Type: ns.Type})
@@ -47,40 +53,18 @@ func namespaces(p *Plan, _ *config.Config) error {
 	return nil
 }
 
-// resources drops the numbering of the host (CPUs, memory nodes, device numbers, network classes) and what only
-// exists in cgroup v1.
-func resources(p *Plan, _ *config.Config) error {
-	r := p.Guest.Linux.Resources
-	if r == nil {
-		return nil
+// join takes a namespace of the pod. What is common to a pod's containers in its machine, the caller can only name by
+// the process on the host that they all have: /proc/<pid of the machine>/ns/<type>.
+func (p *Plan) join(ns specs.LinuxNamespace) error {
+	if p.Group == "" || p.Sandbox {
+		return unsupported("the container can't join the %s namespace %s: it runs in a virtual machine of its own", ns.Type, ns.Path)
 	}
-	if b := r.BlockIO; b != nil {
-		if len(b.WeightDevice)+len(b.ThrottleReadBpsDevice)+len(b.ThrottleWriteBpsDevice)+
-			len(b.ThrottleReadIOPSDevice)+len(b.ThrottleWriteIOPSDevice) > 0 {
-			return unsupported("linux.resources.blockIO names devices of the host, which a virtual machine doesn't have")
-		}
-		r.BlockIO = nil
-		p.drop("linux.resources.blockIO")
+	var pid uint32
+	if _, err := fmt.Sscanf(ns.Path, "/proc/%d/", &pid); err != nil || !slices.Contains(common, ns.Type) ||
+		ns.Path != fmt.Sprintf("/proc/%d/ns/%s", pid, ns.Type) {
+		return unsupported("the container can't join the %s namespace %s: the containers of a pod can have its pid, ipc and uts namespaces in common, and name them by /proc/<pid of the pod>/ns/<type>", ns.Type, ns.Path)
 	}
-	if len(r.Rdma) > 0 {
-		return unsupported("linux.resources.rdma names devices of the host, which a virtual machine doesn't have")
-	}
-	if r.Network != nil {
-		r.Network = nil
-		p.drop("linux.resources.network")
-	}
-	if c := r.CPU; c != nil {
-		if c.Cpus != "" || c.Mems != "" {
-			c.Cpus, c.Mems = "", ""
-			p.drop("linux.resources.cpu.cpus and mems")
-		}
-		c.RealtimePeriod, c.RealtimeRuntime = nil, nil
-	}
-	if m := r.Memory; m != nil {
-		//lint:ignore SA1019 callers still set it, and crun refuses it
-		m.Kernel = nil
-		m.KernelTCP, m.Swappiness, m.DisableOOMKiller = nil, nil, nil
-	}
+	p.Join = append(p.Join, ns.Type)
 	return nil
 }
 
@@ -133,27 +117,6 @@ func devices(p *Plan, _ *config.Config) error {
 }
 
 func everyNumber(n *int64) bool { return n == nil || *n < 0 }
-
-// guestMounts are the types of mounts that are made in the guest, of nothing from the host.
-var guestMounts = []string{"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"}
-
-// mounts refuses what needs files of the host.
-func mounts(p *Plan, _ *config.Config) error {
-	for _, m := range p.Guest.Mounts {
-		if len(m.UIDMappings) > 0 || len(m.GIDMappings) > 0 {
-			return unsupported("mount %s: id-mapped mounts are not supported", m.Destination)
-		}
-		if slices.Contains(guestMounts, m.Type) {
-			continue
-		}
-		if m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind") {
-			return unsupported("mount %s: %s is a file or directory of the host; bind mounts into a virtual machine are not supported by this version", m.Destination, m.Source)
-		}
-		return unsupported("mount %s: file system type %q is not available in a virtual machine; available are %s",
-			m.Destination, m.Type, strings.Join(guestMounts, ", "))
-	}
-	return nil
-}
 
 // hooks takes out those that the host runs, and leaves startContainer, which runs inside the container, to the guest.
 func hooks(p *Plan, _ *config.Config) error {

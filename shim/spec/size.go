@@ -3,27 +3,13 @@ package spec
 import (
 	"math"
 	"runtime"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
 )
-
-// The annotations of this runtime. Whatever else begins with the prefix is a mistake, and said so.
-const (
-	annotationPrefix = "io.cube."
-	// VCPUs is the number of virtual CPUs, a whole number.
-	VCPUs = annotationPrefix + "vcpus"
-	// Memory is the machine's memory, like "512MiB" or a number of bytes.
-	Memory = annotationPrefix + "memory"
-)
-
-// criContainerType marks the containers of a Kubernetes pod.
-const criContainerType = "io.kubernetes.cri.container-type"
 
 const (
 	// guestOverheadMiB is what the guest's kernel and agent need beside a container that has a memory limit: 45 MiB
@@ -33,44 +19,84 @@ const (
 	minMemoryMiB = 128
 )
 
-func annotations(p *Plan, _ *config.Config) error {
-	known := []string{Memory, VCPUs}
-	for key := range p.Guest.Annotations {
-		if strings.HasPrefix(key, annotationPrefix) && !slices.Contains(known, key) {
-			return invalid("unknown annotation %s; known are %s", key, strings.Join(known, ", "))
-		}
-	}
-	if t, ok := p.Guest.Annotations[criContainerType]; ok {
-		return unsupported("annotation %s=%s: Kubernetes pods are not supported by this version", criContainerType, t)
-	}
-	return nil
-}
-
-// size decides the machine's shape: annotations, then the container's limits, then the configuration.
+// size decides the machine's shape: annotations, then the limits of the pod or the container, then the configuration.
 func size(p *Plan, cfg *config.Config) error {
-	vcpus, err := p.vcpus(cfg)
+	l, err := p.limits()
 	if err != nil {
 		return err
 	}
-	memory, err := p.memory(cfg)
+	vcpus, err := p.vcpus(cfg, l)
+	if err != nil {
+		return err
+	}
+	memory, err := p.memory(cfg, l)
 	if err != nil {
 		return err
 	}
 	p.Shape.VCPUs, p.Shape.MemoryMiB = vcpus, memory
-	p.CPULimit = p.cpuLimit()
+	p.CPULimit = l.cpus
 	return nil
 }
 
-// cpuLimit is the container's CPU quota in CPUs, 0 for none.
-func (p *Plan) cpuLimit() float64 {
-	r := p.Guest.Linux.Resources
-	if r == nil || r.CPU == nil || r.CPU.Quota == nil || r.CPU.Period == nil || *r.CPU.Quota <= 0 || *r.CPU.Period == 0 {
-		return 0
-	}
-	return float64(*r.CPU.Quota) / float64(*r.CPU.Period)
+// limits are what a pod or container may use, 0 for no limit.
+type limits struct {
+	cpus   float64
+	memory int64 // bytes
 }
 
-func (p *Plan) vcpus(cfg *config.Config) (int, error) {
+// limits are the pod's, for the container that stands for one, else the container's.
+func (p *Plan) limits() (l limits, err error) {
+	if p.Sandbox {
+		if l, err = sandboxLimits(p.Guest.Annotations); err != nil || l != (limits{}) {
+			return l, err
+		}
+	}
+	r := p.Guest.Linux.Resources
+	if r == nil {
+		return limits{}, nil
+	}
+	if r.CPU != nil && r.CPU.Quota != nil {
+		l.cpus = cpus(*r.CPU.Quota, r.CPU.Period)
+	}
+	if r.Memory != nil && r.Memory.Limit != nil {
+		l.memory = max(*r.Memory.Limit, 0)
+	}
+	return l, nil
+}
+
+// sandboxLimits are those that CRI adds up for a pod. Its CPU shares are a weight against other pods, no limit.
+func sandboxLimits(annotations map[string]string) (l limits, err error) {
+	number := func(key string) (n int64) {
+		v, ok := annotations[key]
+		if !ok || err != nil {
+			return 0
+		}
+		if n, err = strconv.ParseInt(v, 10, 64); err != nil {
+			err = invalid("annotation %s=%q must be a number", key, v)
+		}
+		return n
+	}
+	l.memory = max(number(sandboxMemory), 0)
+	quota, period := number(sandboxQuota), uint64(max(number(sandboxPeriod), 0))
+	l.cpus = cpus(quota, &period)
+	return l, err
+}
+
+// defaultPeriod is the kernel's, in microseconds, for a quota that comes without.
+const defaultPeriod = 100000
+
+// cpus is a CPU quota in CPUs, 0 for none.
+func cpus(quota int64, period *uint64) float64 {
+	switch {
+	case quota <= 0:
+		return 0
+	case period == nil || *period == 0:
+		return float64(quota) / defaultPeriod
+	}
+	return float64(quota) / float64(*period)
+}
+
+func (p *Plan) vcpus(cfg *config.Config, l limits) (int, error) {
 	most := cfg.VM.MaxVCPUs
 	if most == 0 {
 		most = runtime.NumCPU()
@@ -82,14 +108,14 @@ func (p *Plan) vcpus(cfg *config.Config) (int, error) {
 		}
 		return n, nil
 	}
-	if limit := p.cpuLimit(); limit > 0 {
+	if l.cpus > 0 {
 		// A quota is a limit, not a demand: a container that may use more CPUs than there are gets those that are.
-		return int(min(math.Ceil(limit), float64(most))), nil
+		return int(min(math.Ceil(l.cpus), float64(most))), nil
 	}
 	return min(cfg.VM.VCPUs, most), nil
 }
 
-func (p *Plan) memory(cfg *config.Config) (mib int, err error) {
+func (p *Plan) memory(cfg *config.Config, l limits) (mib int, err error) {
 	most := int64(cfg.VM.MaxMemory)
 	if most == 0 {
 		if most, err = hostMemory(); err != nil {
@@ -100,23 +126,23 @@ func (p *Plan) memory(cfg *config.Config) (mib int, err error) {
 		n, err := units.RAMInBytes(v)
 		if err != nil || n < minMemoryMiB*units.MiB || n > most {
 			return 0, invalid("annotation %s=%q must be a size from %dMiB to %s (vm.max_memory), like 512MiB",
-				Memory, v, minMemoryMiB, units.BytesSize(float64(most)))
+				Memory, v, minMemoryMiB, bytesSize(most))
 		}
 		return toMiB(n), nil
 	}
 	need := toMiB(int64(cfg.VM.Memory))
-	if r := p.Guest.Linux.Resources; r != nil && r.Memory != nil && r.Memory.Limit != nil && *r.Memory.Limit > 0 {
-		limit := *r.Memory.Limit
-		if limit > most {
-			return 0, invalid("memory limit %s is more than a machine may have: %s (vm.max_memory)",
-				units.BytesSize(float64(limit)), units.BytesSize(float64(most)))
+	if l.memory > 0 {
+		if l.memory > most {
+			return 0, invalid("memory limit %s is more than a machine may have: %s (vm.max_memory)", bytesSize(l.memory), bytesSize(most))
 		}
-		need = max(need, toMiB(limit)+guestOverheadMiB)
+		need = max(need, toMiB(l.memory)+guestOverheadMiB)
 	}
 	return need, nil
 }
 
 func toMiB(bytes int64) int { return int((bytes + units.MiB - 1) / units.MiB) }
+
+func bytesSize(bytes int64) string { return units.BytesSize(float64(bytes)) }
 
 func hostMemory() (int64, error) {
 	var si unix.Sysinfo_t

@@ -1,5 +1,6 @@
 // Package spec reads a bundle's config.json and turns it into a Plan: the spec that the guest gets, without anything
-// that only means something on the host, and what the host itself has to do. It starts nothing and touches no machine.
+// that only means something on the host, and what the host itself has to do. It also judges updates of a container's
+// limits. It starts nothing and touches no machine.
 package spec
 
 import (
@@ -68,43 +69,57 @@ type File struct {
 
 // Load reads the bundle's config.json.
 func Load(bundle string) (*specs.Spec, error) {
-	f, err := os.Open(filepath.Join(bundle, "config.json"))
+	var s specs.Spec
+	name, err := read(bundle, &s)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, invalid("the bundle %s has no config.json", bundle)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the spec: %w", err)
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxSize+1))
-	if err != nil {
-		return nil, fmt.Errorf("read the spec: %w", err)
-	}
-	if len(b) > maxSize {
-		return nil, invalid("%s is larger than %d MiB", f.Name(), maxSize>>20)
-	}
-	var s specs.Spec
-	if err := json.Unmarshal(b, &s); err != nil {
-		return nil, invalid("%s is not an OCI spec: %v", f.Name(), err)
+		return nil, err
 	}
 	switch {
 	case s.Linux == nil:
-		return nil, invalid("%s has no linux section; only Linux containers can run", f.Name())
+		return nil, invalid("%s has no linux section; only Linux containers can run", name)
 	case s.Process == nil || len(s.Process.Args) == 0:
-		return nil, invalid("%s names no command to run", f.Name())
+		return nil, invalid("%s names no command to run", name)
 	case s.Root == nil || s.Root.Path == "":
-		return nil, invalid("%s names no root file system", f.Name())
+		return nil, invalid("%s names no root file system", name)
 	}
 	if !filepath.IsAbs(s.Root.Path) {
 		s.Root.Path = filepath.Join(bundle, s.Root.Path)
 	}
+	for i, m := range s.Mounts {
+		if isBind(m) && !filepath.IsAbs(m.Source) {
+			s.Mounts[i].Source = filepath.Join(bundle, m.Source)
+		}
+	}
 	return &s, nil
+}
+
+// read decodes the bundle's config.json and returns its name.
+func read(bundle string, into any) (string, error) {
+	f, err := os.Open(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return "", fmt.Errorf("read the spec: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err != nil {
+		return "", fmt.Errorf("read the spec: %w", err)
+	}
+	if len(b) > maxSize {
+		return "", invalid("%s is larger than %d MiB", f.Name(), maxSize>>20)
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return "", invalid("%s is not an OCI spec: %v", f.Name(), err)
+	}
+	return f.Name(), nil
 }
 
 // step is one transformation: it reads and rewrites Plan.Guest and fills in the rest of the Plan.
 type step func(*Plan, *config.Config) error
 
-// steps in their order. size comes before resources, which drops what size reads.
+// steps in their order. namespaces needs the group; size comes before resources, which drops what size reads.
 var steps = []step{
 	annotations,
 	namespaces,

@@ -75,6 +75,14 @@ func TestPlain(t *testing.T) {
 	}
 }
 
+// refused checks an error: what it is, what it names, and that it is one line.
+func refused(t *testing.T, err error, is func(error) bool, says string) {
+	t.Helper()
+	if err == nil || !is(err) || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("error %v, want one that says %q", err, says)
+	}
+}
+
 // TestSize: annotations come before limits, limits before the configuration.
 func TestSize(t *testing.T) {
 	limits := func(quota int64, period uint64, memory int64) *specs.LinuxResources {
@@ -94,6 +102,7 @@ func TestSize(t *testing.T) {
 		"no limits":            {nil, limits(-1, 100000, -1), 1, 256, 0},
 		"annotations first":    {map[string]string{VCPUs: "1", Memory: "2g"}, limits(400000, 100000, 3<<30), 1, 2048, 4},
 		"quota above the host": {nil, limits(6400000, 100000, 0), 8, 256, 64},
+		"default period":       {nil, &specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: ptr(int64(250000))}}, 3, 256, 2.5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := plain()
@@ -139,7 +148,6 @@ func TestRefused(t *testing.T) {
 		"too little memory":    {annotate(Memory, "64MiB"), errdefs.IsInvalidArgument, "from 128MiB"},
 		"too much memory":      {annotate(Memory, "64TiB"), errdefs.IsInvalidArgument, "to 4GiB"},
 		"unknown annotation":   {annotate("io.cube.vcpu", "1"), errdefs.IsInvalidArgument, "io.cube.vcpu"},
-		"pod":                  {annotate(criContainerType, "sandbox"), errdefs.IsFailedPrecondition, "pods"},
 		"limit above the host": {func(s *specs.Spec) { s.Linux.Resources.Memory = &specs.LinuxMemory{Limit: ptr(int64(8 << 30))} }, errdefs.IsInvalidArgument, "8GiB"},
 		"host network":         {without("network"), errdefs.IsFailedPrecondition, "host's network namespace"},
 		"host pid":             {without("pid"), errdefs.IsFailedPrecondition, "host's pid namespace"},
@@ -150,42 +158,25 @@ func TestRefused(t *testing.T) {
 		"user namespace": {func(s *specs.Spec) {
 			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: "user"})
 		}, errdefs.IsFailedPrecondition, "user namespaces"},
-		"bind":           {mount(specs.Mount{Destination: "/etc/resolv.conf", Type: "bind", Source: "/etc/resolv.conf", Options: []string{"rbind"}}), errdefs.IsFailedPrecondition, "/etc/resolv.conf"},
-		"bind by option": {mount(specs.Mount{Destination: "/data", Source: "/srv", Options: []string{"rbind", "ro"}}), errdefs.IsFailedPrecondition, "/srv"},
-		"odd type":       {mount(specs.Mount{Destination: "/x", Type: "nfs", Source: "server:/x"}), errdefs.IsFailedPrecondition, `"nfs"`},
-		"id-mapped":      {mount(specs.Mount{Destination: "/x", Type: "tmpfs", UIDMappings: []specs.LinuxIDMapping{{Size: 1}}}), errdefs.IsFailedPrecondition, "id-mapped"},
-		"device":         {func(s *specs.Spec) { s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/sda", Type: "b", Major: 8}} }, errdefs.IsFailedPrecondition, "/dev/sda"},
-		"netdevice":      {func(s *specs.Spec) { s.Linux.NetDevices = map[string]specs.LinuxNetDevice{"eth0": {}} }, errdefs.IsFailedPrecondition, "netDevices"},
+		"odd type":  {mount(specs.Mount{Destination: "/x", Type: "nfs", Source: "server:/x"}), errdefs.IsFailedPrecondition, `"nfs"`},
+		"id-mapped": {mount(specs.Mount{Destination: "/x", Type: "tmpfs", UIDMappings: []specs.LinuxIDMapping{{Size: 1}}}), errdefs.IsFailedPrecondition, "id-mapped"},
+		"device":    {func(s *specs.Spec) { s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/sda", Type: "b", Major: 8}} }, errdefs.IsFailedPrecondition, "/dev/sda"},
+		"netdevice": {func(s *specs.Spec) { s.Linux.NetDevices = map[string]specs.LinuxNetDevice{"eth0": {}} }, errdefs.IsFailedPrecondition, "netDevices"},
 		"block IO": {func(s *specs.Spec) {
 			s.Linux.Resources.BlockIO = &specs.LinuxBlockIO{ThrottleReadBpsDevice: []specs.LinuxThrottleDevice{{}}}
 		}, errdefs.IsFailedPrecondition, "blockIO"},
+		"rdma": {func(s *specs.Spec) { s.Linux.Resources.Rdma = map[string]specs.LinuxRdma{"mlx5_0": {}} }, errdefs.IsFailedPrecondition, "rdma"},
+		"huge pages": {func(s *specs.Spec) {
+			s.Linux.Resources.HugepageLimits = []specs.LinuxHugepageLimit{{Pagesize: "1GB"}, {Pagesize: "2MB", Limit: 2 << 20}}
+		}, errdefs.IsFailedPrecondition, "2MB"},
 		"hook": {func(s *specs.Spec) { s.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/bin/hook"}}} }, errdefs.IsFailedPrecondition, "/bin/hook"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := plain()
 			c.change(s)
 			_, err := Transform(s, defaults())
-			if err == nil || !c.is(err) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("error %v", err)
-			}
+			refused(t, err, c.is, c.says)
 		})
-	}
-}
-
-func TestNetworkNamespaceIsTheMachines(t *testing.T) {
-	s := plain()
-	s.Linux.Namespaces[4].Path = "/run/netns/x"
-	p, err := Transform(s, defaults())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p.NetNS != "/run/netns/x" {
-		t.Errorf("network namespace %q", p.NetNS)
-	}
-	for _, ns := range p.Guest.Linux.Namespaces {
-		if ns.Path != "" {
-			t.Errorf("the guest got %+v", ns)
-		}
 	}
 }
 
@@ -218,27 +209,6 @@ func TestHooksAreSplit(t *testing.T) {
 	}
 	if h := p.Guest.Hooks; h == nil || len(h.StartContainer) != 1 || len(h.CreateRuntime)+len(h.Poststop) != 0 {
 		t.Errorf("the guest runs %+v", h)
-	}
-}
-
-func TestHostNumbersAreDropped(t *testing.T) {
-	s := plain()
-	s.Linux.Resources = &specs.LinuxResources{
-		CPU:     &specs.LinuxCPU{Cpus: "0-63", Mems: "0", Shares: ptr(uint64(512))},
-		Memory:  &specs.LinuxMemory{Swappiness: ptr(uint64(60)), Limit: ptr(int64(64 << 20))},
-		Network: &specs.LinuxNetwork{ClassID: ptr(uint32(1))},
-		Pids:    &specs.LinuxPids{Limit: ptr(int64(10))},
-	}
-	p, err := Transform(s, defaults())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := p.Guest.Linux.Resources
-	if r.CPU.Cpus != "" || r.CPU.Mems != "" || r.Network != nil || r.Memory.Swappiness != nil {
-		t.Errorf("left: %+v", r)
-	}
-	if *r.CPU.Shares != 512 || *r.Memory.Limit != 64<<20 || *r.Pids.Limit != 10 {
-		t.Errorf("lost: %+v", r)
 	}
 }
 
