@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/mount"
@@ -39,6 +40,68 @@ func backingGone(dev string) (bool, error) {
 	return strings.HasSuffix(strings.TrimSpace(string(b)), "(deleted)"), err
 }
 
+// loopDevices lists the loop devices that have a file.
+func loopDevices() (devs []string) {
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file") // the pattern is well-formed
+	for _, f := range files {
+		devs = append(devs, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(f))))
+	}
+	return devs
+}
+
+func mountsOf(dev string) ([]*mountinfo.Info, error) {
+	return mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Source != dev, false })
+}
+
+// Loop is a loop device and its file.
+type Loop struct{ Device, File string }
+
+// IdleLoops lists the loop devices with files below dir that are mounted nowhere and won't go by themselves. (One that
+// does, goes with its last user: as long as it is there, it is in use, if only in another mount namespace.)
+func IdleLoops(dir string) ([]Loop, error) {
+	var idle []Loop
+	for _, dev := range loopDevices() {
+		b, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(dev), "loop/backing_file"))
+		file := strings.TrimSuffix(strings.TrimSpace(string(b)), " (deleted)")
+		if err != nil || !strings.HasPrefix(file, dir+"/") {
+			continue // detached meanwhile, or not ours
+		}
+		f, err := openLoop(dev)
+		if err != nil {
+			continue
+		}
+		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+		f.Close()
+		if err != nil || info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 {
+			continue
+		}
+		mounts, err := mountsOf(dev)
+		if err != nil {
+			return nil, fmt.Errorf("look for mounts of %s: %w", dev, err)
+		}
+		if len(mounts) == 0 {
+			idle = append(idle, Loop{Device: dev, File: file})
+		}
+	}
+	return idle, nil
+}
+
+// DetachIdle takes the file from the device, unless the device has another one by now. One in use keeps it until its
+// last user is gone.
+func DetachIdle(l Loop) error {
+	idle, err := IdleLoops(filepath.Dir(l.File))
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(idle, l) {
+		return nil
+	}
+	if err := mount.DetachLoopDevice(l.Device); err != nil && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("detach %s: %w", l.Device, err)
+	}
+	return nil
+}
+
 // deviceOf is the loop device that already has the image, "" for none. One that is mounted where this process can see it
 // is an error. One that isn't, is held by a mount namespace that was copied while the store was mounted (a service's, a
 // container's); another device on the same file would mount XFS twice.
@@ -46,12 +109,7 @@ func deviceOf(l layout) (dev string, err error) {
 	if !l.exists {
 		return "", nil
 	}
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return "", err
-	}
-	for _, a := range files {
-		dev := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(a)))
+	for _, dev := range loopDevices() {
 		f, err := openLoop(dev)
 		if err != nil {
 			continue // detached meanwhile
@@ -61,7 +119,7 @@ func deviceOf(l layout) (dev string, err error) {
 		if !ours {
 			continue
 		}
-		mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Source != dev, false })
+		mounts, err := mountsOf(dev)
 		if err != nil {
 			return "", err
 		}

@@ -448,3 +448,36 @@ func TestOneAtATime(t *testing.T) {
 	unlock()
 	h.up()
 }
+
+func TestIdleLoops(t *testing.T) {
+	dir := testfs.Ext4(t, 64*units.MiB)
+	attach := func(name string, autoclear bool) *os.File {
+		t.Helper()
+		write(t, filepath.Join(dir, name), strings.Repeat("x", 4096))
+		dev, err := mount.SetupLoop(filepath.Join(dir, name), mount.LoopParams{Autoclear: autoclear})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { dev.Close() })
+		return dev
+	}
+	attach("used", true)
+	idle := attach("idle", false)
+	idle.Close()
+	want := Loop{Device: idle.Name(), File: filepath.Join(dir, "idle")}
+	got, err := IdleLoops(dir)
+	if err != nil || len(got) != 1 || got[0] != want {
+		t.Fatalf("got %v, %v; want %v", got, err, want)
+	}
+	if got, err := IdleLoops(dir + "2"); err != nil || len(got) != 0 {
+		t.Errorf("of another directory: %v, %v", got, err)
+	}
+	for range 2 {
+		if err := DetachIdle(want); err != nil {
+			t.Error(err)
+		}
+	}
+	if got, err := IdleLoops(dir); err != nil || len(got) != 0 {
+		t.Errorf("detached: %v, %v", got, err)
+	}
+}

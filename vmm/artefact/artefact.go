@@ -4,6 +4,7 @@
 package artefact
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,8 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/cubesandbox/cube/internal/flock"
 	"github.com/cubesandbox/cube/internal/undo"
 )
 
@@ -28,13 +28,16 @@ const kept = 2
 // tmpPrefix marks what is being made; what a kill leaves of it is swept by the next Publish.
 const tmpPrefix = ".tmp-"
 
+// lockFile is held by the one Publish of its directory.
+const lockFile = ".lock"
+
 // Publish has fill make the content of a new directory below parent, names it by its Digest, makes it the current one
 // and returns its path. An intact directory of that digest is used again. One Publish per parent runs at a time.
 func Publish(parent string, fill func(dir string) error) (_ string, err error) {
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := lock(parent)
+	unlock, err := flock.Lock(context.Background(), filepath.Join(parent, lockFile))
 	if err != nil {
 		return "", fmt.Errorf("lock %s: %w", parent, err)
 	}
@@ -83,38 +86,65 @@ func Publish(parent string, fill func(dir string) error) (_ string, err error) {
 	return dir, prune(parent, digest)
 }
 
-// lock keeps other Publishes of parent out until the returned function is called.
-func lock(parent string) (func(), error) {
-	f, err := os.OpenFile(filepath.Join(parent, ".lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		if err != unix.EINTR {
-			break
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() { _ = f.Close() }, nil
-}
-
 // sweep removes what killed Publishes left behind.
 func sweep(parent string) error {
-	entries, err := os.ReadDir(parent)
+	left, err := halfMade(parent)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), tmpPrefix) {
-			if err := os.RemoveAll(filepath.Join(parent, e.Name())); err != nil {
-				return fmt.Errorf("sweep a half-made artefact: %w", err)
-			}
+	for _, dir := range left {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("sweep a half-made artefact: %w", err)
 		}
 	}
 	return nil
+}
+
+func halfMade(parent string) (left []string, err error) {
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), tmpPrefix) {
+			left = append(left, filepath.Join(parent, e.Name()))
+		}
+	}
+	return left, nil
+}
+
+// HalfMade lists what killed Publishes have left below parent; nothing while a Publish is under way or where parent isn't
+// there.
+func HalfMade(parent string) ([]string, error) {
+	left, err := halfMade(parent)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(left) == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for half-made artefacts: %w", err)
+	}
+	unlock, err := flock.TryLock(filepath.Join(parent, lockFile))
+	if errors.Is(err, flock.ErrLocked) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return halfMade(parent)
+}
+
+// RemoveHalfMade removes them, unless a Publish is under way.
+func RemoveHalfMade(parent string) error {
+	unlock, err := flock.TryLock(filepath.Join(parent, lockFile))
+	if errors.Is(err, flock.ErrLocked) || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return sweep(parent)
 }
 
 func setCurrent(parent, digest string) error {

@@ -2,10 +2,13 @@ package artefact
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cubesandbox/cube/internal/flock"
 )
 
 func content(s string) func(string) error {
@@ -139,5 +142,37 @@ func TestTreeWrite(t *testing.T) {
 	}
 	if to, err := os.Readlink(filepath.Join(dir, "link")); err != nil || to != "a" {
 		t.Errorf("link: %s, %v", to, err)
+	}
+}
+
+func TestHalfMade(t *testing.T) {
+	parent := filepath.Join(t.TempDir(), "artefacts")
+	if left, err := HalfMade(parent); err != nil || len(left) != 0 {
+		t.Errorf("without a directory: %v, %v", left, err)
+	}
+	if err := RemoveHalfMade(parent); err != nil {
+		t.Error(err)
+	}
+	killed := filepath.Join(parent, tmpPrefix+"1")
+	if err := os.MkdirAll(filepath.Join(killed, "d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := HalfMade(parent); err != nil || len(left) != 1 || left[0] != killed {
+		t.Errorf("got %v, %v; want %s", left, err, killed)
+	}
+	unlock, err := flock.TryLock(filepath.Join(parent, lockFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := HalfMade(parent)
+	if err := errors.Join(err, RemoveHalfMade(parent)); err != nil || len(left) != 0 {
+		t.Errorf("while a Publish is under way: %v, %v", left, err)
+	}
+	unlock()
+	if err := RemoveHalfMade(parent); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(killed); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after the removal: %v", err)
 	}
 }

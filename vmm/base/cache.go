@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/flock"
 	"github.com/cubesandbox/cube/vmm/memory"
 )
@@ -29,6 +30,10 @@ type cache struct {
 	max  int // snapshots kept
 	pool *memory.Pool
 	log  *slog.Logger
+}
+
+func newCache(cfg *config.Config, log *slog.Logger) *cache {
+	return &cache{dir: cfg.BaseDir(), max: cfg.VM.BaseSnapshots, pool: memory.NewPool(filepath.Join(cfg.RunDir, "base")), log: log}
 }
 
 // ready is a snapshot that can be restored: its state is checked and its memory is sealed.
@@ -155,14 +160,36 @@ func (c *cache) discard(name string) error {
 
 // sweep removes what a killed process was making or removing. The lock is held, so nobody is at it now.
 func (c *cache) sweep() {
-	left, _ := filepath.Glob(filepath.Join(c.dir, tmpPrefix+"*"))
-	for _, dir := range left {
+	for _, dir := range c.halfMade() {
 		c.log.Info("removing a half-made base snapshot", "dir", dir)
 		if err := os.RemoveAll(dir); err != nil {
 			c.log.Warn("a half-made base snapshot stays", "err", err)
 		}
 	}
 }
+
+func (c *cache) halfMade() []string {
+	left, _ := filepath.Glob(filepath.Join(c.dir, tmpPrefix+"*")) // the pattern is well-formed
+	return left
+}
+
+// HalfMade lists the directories of base snapshots that a killed process was making or removing. While somebody makes
+// one there are none: that process has removed them.
+func HalfMade(cfg *config.Config) []string {
+	c := newCache(cfg, slog.New(slog.DiscardHandler))
+	if len(c.halfMade()) == 0 {
+		return nil
+	}
+	unlock, err := flock.TryLock(filepath.Join(c.dir, lockFile))
+	if err != nil {
+		return nil
+	}
+	defer unlock()
+	return c.halfMade()
+}
+
+// RemoveHalfMade removes them, unless somebody makes a base snapshot.
+func RemoveHalfMade(cfg *config.Config, log *slog.Logger) { newCache(cfg, log).sweepIfIdle() }
 
 // sweepIfIdle sweeps, unless somebody is making a snapshot, who has done so already.
 func (c *cache) sweepIfIdle() {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/flock"
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/memory"
@@ -283,6 +284,35 @@ func TestSweepLeavesTheBuilderAlone(t *testing.T) {
 	k.sweepIfIdle()
 	if names := k.names(t); len(names) != 1 || names[0] != key.ID() {
 		t.Errorf("the cache holds %v", names)
+	}
+}
+
+func TestHalfMade(t *testing.T) {
+	cfg := config.Default()
+	cfg.StateDir, cfg.RunDir = t.TempDir(), t.TempDir()
+	if left := HalfMade(cfg); len(left) != 0 {
+		t.Errorf("without a directory: %v", left)
+	}
+	dir := filepath.Join(cfg.BaseDir(), tmpPrefix+"1")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := flock.TryLock(filepath.Join(cfg.BaseDir(), lockFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	RemoveHalfMade(cfg, quiet)
+	if left := HalfMade(cfg); len(left) != 0 {
+		t.Errorf("of one being made: %v", left)
+	}
+	unlock()
+	if left := HalfMade(cfg); len(left) != 1 || left[0] != dir {
+		t.Errorf("got %v, want %s", left, dir)
+	}
+	RemoveHalfMade(cfg, quiet)
+	if left := HalfMade(cfg); len(left) != 0 {
+		t.Errorf("after the removal: %v", left)
 	}
 }
 

@@ -19,7 +19,6 @@ import (
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
-	"github.com/cubesandbox/cube/vmm/memory"
 	"github.com/cubesandbox/cube/vmm/qemu"
 )
 
@@ -51,12 +50,7 @@ func NewLauncher(cfg *config.Config, settle Settle, log *slog.Logger) *Launcher 
 		settle: settle,
 		driver: qemu.NewDriver(cfg, log),
 		judge:  accel.NewJudge(cfg, log),
-		cache: &cache{
-			dir:  cfg.BaseDir(),
-			max:  cfg.VM.BaseSnapshots,
-			pool: memory.NewPool(filepath.Join(cfg.RunDir, "base")),
-			log:  log,
-		},
+		cache:  newCache(cfg, log),
 	}
 }
 
