@@ -1,5 +1,5 @@
-// Command cube-jail puts itself into a jail and becomes QEMU there. Cube starts it for every machine; package
-// vmm/jail/enter says what it does. It takes what to do from standard input and ignores its arguments, which only show
+// Command cube-jail puts itself into a jail and becomes QEMU or cube-share there. Cube starts it for every machine and for
+// the files that a container shares with the host; package vmm/jail/enter says what it does. It takes what to do from standard input and ignores its arguments, which only show
 // in ps for whom it works.
 package main
 

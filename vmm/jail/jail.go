@@ -1,9 +1,11 @@
-// Package jail runs a program (QEMU) as the least privileged process that can do the work: a uid of its own, no
-// capabilities, own namespaces, a read-only root with nothing but the program's own files, and the descriptors that it
-// is handed. The launching side is here, what happens inside is package enter and runs as cube-jail.
+// Package jail runs a program (QEMU, cube-share) as the least privileged process that can do the work: a uid of its own, no
+// capabilities but those about files that it asks for, own namespaces, a read-only root with nothing but the program's own
+// files, and the descriptors that it is handed. The launching side is here, what happens inside is package enter and runs
+// as cube-jail.
 package jail
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,13 +17,19 @@ import (
 	"slices"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/vmm/cgroup"
 	"github.com/cubesandbox/cube/vmm/jail/enter"
 )
 
-// firstFD is the descriptor that the first of Command.Files becomes.
-const firstFD = 3
+const (
+	// firstFD is the descriptor that the first of Command.Files becomes.
+	firstFD = 3
+	// maxFiles bounds a command's descriptors where it doesn't say: a machine has a dozen, each disk adds two.
+	maxFiles = 1024
+)
 
 // Command is a program to run jailed.
 type Command struct {
@@ -29,8 +37,11 @@ type Command struct {
 	Launcher string
 	// Name shows in ps until the program has taken over.
 	Name string
-	// Root is the directory that becomes the root. It is not written to, but for the mount points proc and dev.
+	// Root is the directory that becomes the root. It is not written to, but for the mount points proc and dev. With Trees
+	// it is any directory: theirs is mounted over it.
 	Root string
+	// Trees, if there are any, are all that the root has, with proc.
+	Trees []Tree
 	// Argv is the command; its first element is an absolute path below Root.
 	Argv []string
 	// Files are handed over as descriptors 3, 4, … and stay the caller's.
@@ -47,6 +58,13 @@ type Command struct {
 	NetNS string
 	// KVM puts /dev/kvm into the jail.
 	KVM bool
+	// PIDNS gives the process a pid namespace of its own. It must end by itself when what it is connected to has ended: see
+	// enter.Spec.
+	PIDNS bool
+	// Caps are the capabilities that it keeps, of those about files: up to CAP_FSETID.
+	Caps []int
+	// MaxFiles bounds its descriptors; 0 for 1024.
+	MaxFiles uint64
 }
 
 // TapFD is the descriptor of the tap.
@@ -99,6 +117,10 @@ func (c *Command) Start(started func(pid int) error) (_ *Process, err error) {
 		UID:    c.UID,
 		Argv:   c.Argv,
 		KVM:    c.KVM,
+
+		Init:     c.PIDNS,
+		Caps:     c.Caps,
+		MaxFiles: cmp.Or(c.MaxFiles, maxFiles),
 	}
 	if c.Tap {
 		spec.Tap = c.TapFD()
@@ -108,6 +130,9 @@ func (c *Command) Start(started func(pid int) error) (_ *Process, err error) {
 	add := func(f *os.File) (fd int) {
 		files = append(files, f)
 		return firstFD + len(files) - 1
+	}
+	for _, t := range c.Trees {
+		spec.Trees = append(spec.Trees, enter.Tree{FD: add(t.File), Path: t.Path})
 	}
 	entry, err := c.Cgroup.Entry()
 	if err != nil {
@@ -142,9 +167,14 @@ func (c *Command) Start(started func(pid int) error) (_ *Process, err error) {
 		Stdout:     c.Output,
 		Stderr:     c.Output,
 		ExtraFiles: files,
+
+		SysProcAttr: &syscall.SysProcAttr{},
 	}
 	if entry.Into != nil {
-		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(entry.Into.Fd())}
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(entry.Into.Fd())
+	}
+	if c.PIDNS {
+		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
 	}
 	p, err := run(cmd)
 	if err != nil {

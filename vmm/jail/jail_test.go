@@ -138,7 +138,7 @@ func TestSetUIDIsRefused(t *testing.T) {
 			}
 		}
 		cmd := exec.Command(path)
-		cmd.Stdin = strings.NewReader(`{"parent":` + strconv.Itoa(os.Getpid()) + `,"root":"/srv","uid":65534,"argv":["/bin/sh"],"keep":2}`)
+		cmd.Stdin = strings.NewReader(`{"parent":` + strconv.Itoa(os.Getpid()) + `,"root":"/srv","uid":65534,"argv":["/bin/sh"],"keep":2,"maxFiles":64}`)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		out, err := cmd.CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "refused") {

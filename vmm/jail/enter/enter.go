@@ -8,9 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxFiles bounds the descriptors of a jailed process: a machine has a dozen, each disk adds two.
-const maxFiles = 1024
-
 // Run does all that s says and executes the command. It returns only on failure, with the process in an unknown state:
 // the caller exits. It must be called on the main thread.
 func Run(s *Spec) error {
@@ -139,9 +136,9 @@ func makeTap(s *Spec) error {
 	return unix.Dup2(fd, s.Tap)
 }
 
-func setLimits(*Spec) error {
+func setLimits(s *Spec) error {
 	unix.Umask(0o077)
-	for resource, max := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: maxFiles} {
+	for resource, max := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: s.MaxFiles} {
 		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: max, Max: max}); err != nil {
 			return err
 		}
@@ -150,12 +147,13 @@ func setLimits(*Spec) error {
 }
 
 // tieToParent has the kernel kill this process when the thread that started it ends. It comes after the change of the
-// uid, which clears the setting.
+// uid, which clears the setting. The first process of a pid namespace can't tell whether that has already happened; such
+// a command has to end when what it is connected to does.
 func tieToParent(s *Spec) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return err
 	}
-	if os.Getppid() != s.Parent {
+	if !s.Init && os.Getppid() != s.Parent {
 		return errors.New("the launching process has ended")
 	}
 	return nil

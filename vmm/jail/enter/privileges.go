@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropPrivileges leaves a process with a uid of its own, no group but its own, no capability in any set and no way to
-// any.
+// dropPrivileges leaves a process with a uid of its own, no group but its own, the capabilities of s.Caps and no way to
+// any other. These are ambient, since a command that isn't root gets no others when it is executed; the bounding set, which
+// doesn't count for them, is empty.
 func dropPrivileges(s *Spec) error {
 	// A new session keyring, without a name: that of the launching process is root's.
 	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err != nil && !errors.Is(err, unix.ENOSYS) {
@@ -29,6 +30,10 @@ func dropPrivileges(s *Spec) error {
 			return fmt.Errorf("bounding set: %w", err)
 		}
 	}
+	// The change of the uid takes permitted capabilities away unless told not to; the exec ends the setting.
+	if err := unix.Prctl(unix.PR_SET_KEEPCAPS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("keep capabilities: %w", err)
+	}
 	// Straight to the kernel: the library would change all threads, and wait for them, where only the one that executes
 	// the command matters.
 	uid := uintptr(s.UID)
@@ -46,9 +51,18 @@ func dropPrivileges(s *Spec) error {
 		}
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var none [2]unix.CapUserData
-	if err := unix.Capset(&header, &none[0]); err != nil {
+	var keep [2]unix.CapUserData // the first has capabilities 0 to 31
+	for _, c := range s.Caps {
+		keep[0].Permitted |= 1 << c
+	}
+	keep[0].Effective, keep[0].Inheritable = keep[0].Permitted, keep[0].Permitted
+	if err := unix.Capset(&header, &keep[0]); err != nil {
 		return fmt.Errorf("capset: %w", err)
+	}
+	for _, c := range s.Caps {
+		if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, uintptr(c), 0, 0); err != nil {
+			return fmt.Errorf("ambient capability %d: %w", c, err)
+		}
 	}
 	return nil
 }

@@ -8,23 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changeRoot makes Root, read-only, all of the file system that is left, with a proc in which only the process itself
-// is to be seen and a dev with next to nothing. Root needs the directories for these two.
+// changeRoot makes Root, read-only, or the trees, all of the file system that is left.
 func changeRoot(s *Spec) error {
 	// Nothing that is mounted here may show on the host.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	if err := unix.Mount(s.Root, s.Root, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("bind %s: %w", s.Root, err)
+	fill := bindRoot
+	if len(s.Trees) > 0 {
+		fill = plantTrees
 	}
-	if err := unix.Chdir(s.Root); err != nil { // through the bind just made
-		return err
-	}
-	if err := mountProc(filepath.Join(s.Root, "proc")); err != nil {
-		return err
-	}
-	if err := makeDev(s, filepath.Join(s.Root, "dev")); err != nil {
+	if err := fill(s); err != nil {
 		return err
 	}
 	if err := unix.Mount("", s.Root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
@@ -37,10 +31,29 @@ func changeRoot(s *Spec) error {
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("leave the host's root: %w", err)
 	}
-	return unix.Chdir("/")
+	if err := unix.Chdir("/"); err != nil {
+		return err
+	}
+	return pruneTrees(s)
 }
 
-// mountProc is there for /proc/self/fd, through which QEMU opens the files that it is handed.
+// bindRoot takes Root as it is, with a proc in which only the process itself is to be seen and a dev with next to nothing.
+// Root needs the directories for these two.
+func bindRoot(s *Spec) error {
+	if err := unix.Mount(s.Root, s.Root, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", s.Root, err)
+	}
+	if err := unix.Chdir(s.Root); err != nil { // through the bind just made
+		return err
+	}
+	if err := mountProc(filepath.Join(s.Root, "proc")); err != nil {
+		return err
+	}
+	return makeDev(s, filepath.Join(s.Root, "dev"))
+}
+
+// mountProc is there for /proc/self/fd, through which QEMU opens the files that it is handed, and cube-share those that
+// it has found.
 func mountProc(dir string) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	err := unix.Mount("proc", dir, "proc", flags, "hidepid=2,subset=pid")

@@ -1,8 +1,8 @@
-// Package enter is the inside of the jail: what cube-jail does to itself between its start and its exec of QEMU. It
-// imports next to nothing, since its start-up time is part of every machine's.
+// Package enter is the inside of the jail: what cube-jail does to itself between its start and its exec of the command,
+// QEMU or cube-share. It imports next to nothing, since its start-up time is part of every machine's.
 //
 // It runs as root and gives that up step by step: control groups, namespaces, the file system, then uid, capabilities
-// and the way back to them. Any step that fails ends it: there is no QEMU with half a jail.
+// and the way back to them. Any step that fails ends it: there is no command with half a jail.
 package enter
 
 import (
@@ -11,17 +11,25 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
-// maxSpec bounds the specification's size; a command line has a few KiB.
-const maxSpec = 1 << 20
+const (
+	// maxSpec bounds the specification's size; a command line has a few KiB.
+	maxSpec = 1 << 20
+	// lastFileCap ends the capabilities that are about files and nothing else; no command keeps another one.
+	lastFileCap = unix.CAP_FSETID
+)
 
 // Spec says what to become. The launching process writes it to cube-jail's standard input, as JSON.
 type Spec struct {
 	// Parent is the pid of the launching process, with which the jailed one dies.
 	Parent int `json:"parent"`
-	// Root is the directory that becomes the root, read-only.
+	// Root is the directory that becomes the root, read-only. With Trees it is only the place where theirs is mounted.
 	Root string `json:"root"`
+	// Trees, if there are any, make up the root, together with proc.
+	Trees []Tree `json:"trees"`
 	// UID is the host uid and gid to run under.
 	UID uint32 `json:"uid"`
 	// Argv is the command; its first element is an absolute path below Root.
@@ -37,6 +45,20 @@ type Spec struct {
 	Tap int `json:"tap"`
 	// KVM puts /dev/kvm into the jail.
 	KVM bool `json:"kvm"`
+	// Init: this is the first process of a pid namespace. Its parent has no pid there.
+	Init bool `json:"init"`
+	// Caps are the capabilities that the command keeps, up to CAP_FSETID.
+	Caps []int `json:"caps"`
+	// MaxFiles bounds its descriptors.
+	MaxFiles uint64 `json:"maxFiles"`
+}
+
+// Tree is a detached mount, of a directory or a file (open_tree(2)).
+type Tree struct {
+	// FD is its descriptor, above Keep.
+	FD int `json:"fd"`
+	// Path is where it goes below the root, without a leading slash.
+	Path string `json:"path"`
 }
 
 // Read takes a specification from r, up to its end, and checks it.
@@ -72,6 +94,18 @@ func (s *Spec) valid() error {
 		return fmt.Errorf("descriptors up to %d, tap %d", s.Keep, s.Tap)
 	case s.NetNS != 0 && s.NetNS <= s.Keep:
 		return fmt.Errorf("network namespace on descriptor %d", s.NetNS)
+	case s.MaxFiles <= uint64(s.Keep):
+		return fmt.Errorf("at most %d descriptors", s.MaxFiles)
+	}
+	for _, t := range s.Trees {
+		if t.FD <= s.Keep || !filepath.IsLocal(t.Path) || t.Path != filepath.Clean(t.Path) || t.Path == "." {
+			return fmt.Errorf("tree %q on descriptor %d", t.Path, t.FD)
+		}
+	}
+	for _, c := range s.Caps {
+		if c < 0 || c > lastFileCap {
+			return fmt.Errorf("capability %d is not one to keep", c)
+		}
 	}
 	for _, fd := range s.Cgroups {
 		if fd <= s.Keep {

@@ -8,7 +8,8 @@ import (
 
 func TestRead(t *testing.T) {
 	good := func() *Spec {
-		return &Spec{Parent: 2, Root: "/srv/qemu", UID: 1 << 20, Argv: []string{"/bin/x"}, Keep: 5, Cgroups: []int{6, 7}, NetNS: 8, Tap: 5}
+		return &Spec{Parent: 2, Root: "/srv/qemu", UID: 1 << 20, Argv: []string{"/bin/x"}, Keep: 5, Cgroups: []int{6, 7}, NetNS: 8, Tap: 5,
+			Trees: []Tree{{FD: 9, Path: "0/file"}}, Caps: []int{1}, MaxFiles: 64}
 	}
 	for name, spoil := range map[string]func(*Spec){
 		"":                 func(*Spec) {},
@@ -26,6 +27,14 @@ func TestRead(t *testing.T) {
 		"negative tap":     func(s *Spec) { s.Tap = -1 },
 		"kept cgroup":      func(s *Spec) { s.Cgroups[1] = 5 },
 		"kept namespace":   func(s *Spec) { s.NetNS = 4 },
+		"kept tree":        func(s *Spec) { s.Trees[0].FD = 5 },
+		"tree outside":     func(s *Spec) { s.Trees[0].Path = "../etc" },
+		"tree as the root": func(s *Spec) { s.Trees[0].Path = "." },
+		"absolute tree":    func(s *Spec) { s.Trees[0].Path = "/etc" },
+		"unclean tree":     func(s *Spec) { s.Trees[0].Path = "a//b" },
+		"CAP_KILL":         func(s *Spec) { s.Caps[0] = 5 },
+		"no capability":    func(s *Spec) { s.Caps[0] = -1 },
+		"too few files":    func(s *Spec) { s.MaxFiles = 5 },
 	} {
 		s := good()
 		spoil(s)
