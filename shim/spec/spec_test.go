@@ -268,6 +268,9 @@ func FuzzTransform(f *testing.F) {
 	}
 	f.Add(b)
 	f.Add([]byte(`{"linux":{"resources":{"cpu":{"quota":9223372036854775807,"period":1}}},"process":{"args":["x"]},"root":{"path":"r"}}`))
+	f.Add([]byte(`{"linux":{"namespaces":[{"type":"pid"},{"type":"ipc","path":"/proc/7/ns/ipc"},{"type":"uts"},{"type":"mount"},{"type":"network"}]},` +
+		`"mounts":[{"destination":"/etc/hosts","type":"bind","source":"/etc/hosts","options":["rbind","rro"]},{"destination":"/x","source":"/tmp","options":["bind"]}],` +
+		`"annotations":{"io.kubernetes.cri.sandbox-id":"pod"},"process":{"args":["x"]},"root":{"path":"r"}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "config.json"), b, 0o600); err != nil {
@@ -283,6 +286,9 @@ func FuzzTransform(f *testing.F) {
 		}
 		if p.Shape.VCPUs < 1 || p.Shape.VCPUs > 8 || p.Shape.MemoryMiB < 128 || p.Shape.MemoryMiB > 4096+guestOverheadMiB {
 			t.Errorf("shape %v", p.Shape)
+		}
+		if len(p.Shares) > maxShares || len(p.Files) > maxFiles || slices.ContainsFunc(p.Guest.Mounts, isBind) {
+			t.Errorf("shares %v, %d files, mounts %v", p.Shares, len(p.Files), p.Guest.Mounts)
 		}
 	})
 }
