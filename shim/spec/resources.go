@@ -103,6 +103,9 @@ func forGuest(r *specs.LinuxResources, drop func(string)) error {
 		//lint:ignore SA1019 callers still set it, and crun refuses it
 		m.Kernel = nil
 		m.KernelTCP, m.Swappiness, m.DisableOOMKiller = nil, nil, nil
+		if m.Limit != nil && *m.Limit == 0 { // runc's word for none; others take it literally
+			m.Limit = nil
+		}
 	}
 	return nil
 }

@@ -39,6 +39,7 @@ func TestUpdate(t *testing.T) {
 		cpus             float64
 	}{
 		"memory":               {`{"memory":{"limit":536870912,"swap":536870912}}`, `{"memory":{"limit":536870912,"swap":536870912}}`, 0},
+		"memory, nothing said": {`{"memory":{"limit":0}}`, `{"memory":{}}`, 0},
 		"memory, no limit":     {`{"memory":{"limit":-1}}`, `{"memory":{"limit":-1}}`, 0},
 		"CPUs":                 {`{"cpu":{"quota":50000,"period":100000}}`, `{"cpu":{"quota":50000,"period":100000}}`, 0.5},
 		"all CPUs":             {`{"cpu":{"quota":200000,"period":100000}}`, `{"cpu":{"quota":200000,"period":100000}}`, 2},
