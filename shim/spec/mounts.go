@@ -99,6 +99,9 @@ func (p *Plan) bind(m specs.Mount) (specs.Mount, error) {
 		}
 		made.Type, made.Source = shareMount, strconv.Itoa(len(p.Shares))
 		p.Shares = append(p.Shares, Share{Source: src.path, ReadOnly: o.readOnly, Recursive: o.recursive})
+		if o.slave {
+			p.drop("mount " + m.Destination + ": what the host mounts later (slave)")
+		}
 	}
 	return made, nil
 }
@@ -107,6 +110,7 @@ func (p *Plan) bind(m specs.Mount) (specs.Mount, error) {
 type options struct {
 	guest               []string // for the mount in the guest
 	readOnly, recursive bool
+	slave               bool // would see what the host mounts later
 }
 
 // perMount are the options of mounts that mean the same in the guest. Each has a recursive form in r…, which comes to
@@ -116,9 +120,9 @@ var perMount = []string{
 	"relatime", "norelatime", "strictatime", "nostrictatime",
 }
 
-// ignored are options that say nothing that matters to the guest. Mounts don't get to it once the container runs.
+// ignored are options that say nothing that matters to the guest, which no mount of the host's gets to anyway.
 var ignored = []string{
-	"bind", "defaults", "private", "rprivate", "slave", "rslave", "unbindable", "runbindable", "z", "Z",
+	"bind", "defaults", "private", "rprivate", "unbindable", "runbindable", "z", "Z",
 }
 
 // labels are options of SELinux, whose policy is the host's.
@@ -141,6 +145,8 @@ func bindOptions(all []string) (o options, err error) {
 			}
 		case name == "rbind":
 			o.recursive = true
+		case name == "slave" || name == "rslave":
+			o.slave = true
 		case name == "shared" || name == "rshared":
 			return o, unsupported("option %s: mounts that the container makes can't show up on the host, from inside of a virtual machine; use private or slave", name)
 		case name == "idmap" || name == "ridmap":

@@ -82,6 +82,9 @@ func TestShares(t *testing.T) {
 			if m.Type != "cube-share" || m.Source != "0" || m.Destination != c.mount.Destination || !slices.Equal(m.Options, c.options) {
 				t.Errorf("the guest mounts %+v", m)
 			}
+			if slave := slices.Contains(c.mount.Options, "slave") || slices.Contains(c.mount.Options, "rslave"); slave != (len(p.Dropped) == 1) {
+				t.Errorf("left out: %v", p.Dropped)
+			}
 			if b, err := json.Marshal(p.Guest); err != nil || strings.Contains(string(b), c.mount.Source) {
 				t.Errorf("a path of the host is left in %s", b)
 			}
