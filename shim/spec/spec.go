@@ -54,7 +54,7 @@ type Plan struct {
 
 // Share is a file or directory of the host that the container sees.
 type Share struct {
-	// Source is absolute. What it is, is known when it is opened.
+	// Source is absolute and has no symbolic links. It was a directory or a regular file; whoever opens it looks again.
 	Source   string
 	ReadOnly bool
 	// Recursive: what is mounted below Source is part of it.
