@@ -322,7 +322,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 			h.launcher.Disks = func(vmm.Disk) error { return boom }
 		},
 		"no such fifo": func(h *harness, r *taskapi.CreateTaskRequest) { r.Stdout = filepath.Join(h.bundle, "missing") },
-		"log binary":   func(_ *harness, r *taskapi.CreateTaskRequest) { r.Stdout = "binary:///usr/bin/logger" },
+		"log binary":   func(_ *harness, r *taskapi.CreateTaskRequest) { r.Stdout = "binary:///nowhere/logger" },
 		"hook": func(h *harness, _ *taskapi.CreateTaskRequest) {
 			s := h.spec("sleep")
 			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/false"}}}
