@@ -21,6 +21,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/port"
 	"github.com/cubesandbox/cube/guest-agent/agent/reap"
 	"github.com/cubesandbox/cube/guest-agent/agent/server"
+	"github.com/cubesandbox/cube/guest-agent/agent/volumes"
 	"github.com/cubesandbox/cube/guest-agent/api/mux"
 )
 
@@ -31,6 +32,7 @@ const (
 	portTimeout = time.Minute
 	crunPath    = "/usr/bin/crun"
 	containers  = "/run/cube/containers"
+	sharedMem   = "/run/cube/shm"
 	// farewell bounds what is done for the containers when the host is gone.
 	farewell = 30 * time.Second
 )
@@ -66,6 +68,7 @@ func Run(version string) error {
 	manager, err := container.NewManager(container.Config{
 		Dir:     containers,
 		Cgroups: boot.Cgroups,
+		Shm:     &volumes.Shm{Dir: sharedMem},
 		Crun:    runtime,
 		Events:  log,
 	})

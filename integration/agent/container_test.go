@@ -99,6 +99,10 @@ type container struct {
 	stdin  *mux.Stream
 	stdout *mux.Stream
 	stderr *mux.Stream
+
+	files      []*api.File
+	shares     []*api.Share
+	namespaces []*api.Namespace
 }
 
 // newContainer plugs a disk in for a container that isn't created yet.
@@ -114,12 +118,19 @@ func (c *container) addDisk(t *testing.T, serial, image string) {
 	t.Helper()
 	c.m.plug(t, serial, image)
 	c.disks = append(c.disks, &api.Disk{Serial: serial, Fstype: "ext4", Options: []string{"noatime"}})
-	t.Cleanup(func() {
-		if _, err := c.m.agent.DeleteContainer(contextFor(t, 30*time.Second), &api.ContainerRequest{Id: c.id}); err != nil {
-			t.Errorf("delete: %v", err)
-		}
-		c.m.unplug(t, serial)
-	})
+	t.Cleanup(func() { c.discard(t) })
+}
+
+// discard deletes the container, while the machine goes on, and unplugs its disks. Idempotent.
+func (c *container) discard(t *testing.T) {
+	t.Helper()
+	if _, err := c.m.agent.DeleteContainer(contextFor(t, 30*time.Second), &api.ContainerRequest{Id: c.id}); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+	for _, d := range c.disks {
+		c.m.unplug(t, d.Serial)
+	}
+	c.disks = nil
 }
 
 // streams opens new streams for a process.
@@ -146,7 +157,9 @@ func (c *container) createWith(t *testing.T, s *specs.Spec, names *api.Stdio) er
 		t.Fatal(err)
 	}
 	watch := c.m.stopwatch(t)
-	r, err := c.m.agent.CreateContainer(contextFor(t, 60*time.Second), &api.CreateContainerRequest{Id: c.id, Spec: b, Rootfs: c.rootfs, Stdio: names})
+	r, err := c.m.agent.CreateContainer(contextFor(t, 60*time.Second), &api.CreateContainerRequest{
+		Id: c.id, Spec: b, Rootfs: c.rootfs, Stdio: names, Files: c.files, Shares: c.shares, Namespaces: c.namespaces,
+	})
 	watch.log("create")
 	if err == nil && r.Pid == 0 {
 		t.Error("created a container with pid 0")
@@ -197,8 +210,8 @@ func (m *machine) events(t *testing.T, after uint64) *follower {
 	return &follower{stream: stream}
 }
 
-// next returns the next event of a container.
-func (f *follower) next(t *testing.T, id string) *api.Event {
+// next returns the next event of one of these containers.
+func (f *follower) next(t *testing.T, ids ...string) *api.Event {
 	t.Helper()
 	for {
 		e, err := f.stream.Recv()
@@ -206,8 +219,10 @@ func (f *follower) next(t *testing.T, id string) *api.Event {
 			t.Fatal(err)
 		}
 		f.seen = append(f.seen, e)
-		if e.GetExit().GetId() == id || e.GetOom().GetId() == id {
-			return e
+		for _, id := range ids {
+			if e.GetExit().GetId() == id || e.GetOom().GetId() == id {
+				return e
+			}
 		}
 	}
 }

@@ -142,7 +142,7 @@ func TestAllDevices(t *testing.T) {
 func TestModulesOnDemand(t *testing.T) {
 	m := sharedMachine(t)
 	s := containerSpec("sh", "-c", `
-		ip link add br0 type bridge && ip link show br0 | grep -o 'br0:'
+		ip link add br0 type bridge && ip link show br0 | grep -o 'br0:' && ip link del br0
 		mkdir /x; mount -t fuse -o fd=0,rootmode=40000,user_id=0,group_id=0 fuse /x 2>&1 | grep -o 'Invalid'
 		mount -t no-such-fs none /x 2>&1 | grep -o 'No such device'`)
 	s.Process.Capabilities.Bounding = append(s.Process.Capabilities.Bounding, "CAP_NET_ADMIN", "CAP_SYS_ADMIN")

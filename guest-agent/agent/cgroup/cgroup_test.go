@@ -130,7 +130,7 @@ func TestGone(t *testing.T) {
 	g := New(t.TempDir(), "/none")
 	pids, err := g.Processes()
 	n, err2 := g.OOMKills()
-	if err := errors.Join(err, err2, g.Kill(), g.Signal(unix.SIGTERM), g.WaitEmpty(testContext(t))); err != nil || len(pids)+int(n) != 0 {
+	if err := errors.Join(err, err2, g.Kill(), g.Signal(unix.SIGTERM), g.Freeze(testContext(t)), g.WaitEmpty(testContext(t))); err != nil || len(pids)+int(n) != 0 {
 		t.Errorf("%v, %d, %v", pids, n, err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/rootfs"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
 	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
+	"github.com/cubesandbox/cube/guest-agent/agent/volumes"
 	"github.com/cubesandbox/cube/guest-agent/api"
 )
 
@@ -31,6 +32,9 @@ const (
 	created  state = "created"
 	starting state = "being started"
 	running  state = "running"
+	pausing  state = "being paused"
+	paused   state = "paused"
+	resuming state = "being resumed"
 	stopped  state = "stopped"
 	deleting state = "being deleted"
 )
@@ -43,17 +47,19 @@ type Container struct {
 	cgroupPath string
 	group      cgroup.Group
 	root       *rootfs.Root
+	volumes    *volumes.Volumes
 	stopWatch  context.CancelFunc // ends watchOOM
 
 	oomMu    sync.Mutex // makes counting and reporting of kills one step
 	oomKills uint64
 
-	mu    sync.Mutex
-	state state
-	init  *process
-	execs map[string]*process // those that run; nil while crun starts one
-	exit  *api.Event          // the first process's exit, until it is reported
-	ended chan struct{}       // closed when it has been
+	mu       sync.Mutex
+	state    state
+	init     *process
+	execs    map[string]*process // those that run; nil while crun starts one
+	launched chan struct{}       // closed, and replaced, when crun has started one or failed to
+	exit     *api.Event          // the first process's exit, until it is reported
+	ended    chan struct{}       // closed when it has been
 }
 
 // PID is the first process's.
@@ -135,9 +141,7 @@ func (c *Container) Exec(ctx context.Context, r Exec) (_ int, err error) {
 		c.removeExec(r.ID)
 		return 0, err
 	}
-	c.mu.Lock()
-	c.execs[r.ID] = p
-	c.mu.Unlock()
+	c.addExec(p)
 	p.io.Start()
 	go c.awaitExit(p, exit)
 	return p.pid, nil
@@ -196,11 +200,26 @@ func (c *Container) startExec(ctx context.Context, r Exec, io *stdio.Process) (*
 	return p, started.Exit, nil
 }
 
+// addExec takes a process that crun has started.
+func (c *Container) addExec(p *process) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.execs[p.id] = p
+	c.wake()
+}
+
+// wake tells a pause that waits for it that a process isn't being started any more. c.mu is held.
+func (c *Container) wake() {
+	close(c.launched)
+	c.launched = make(chan struct{})
+}
+
 // removeExec forgets a process. If it was the last one that the first process's exit has waited for, that is reported.
 func (c *Container) removeExec(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.execs, id)
+	c.wake()
 	c.settle()
 }
 
@@ -219,8 +238,9 @@ func (c *Container) awaitExit(p *process, exit <-chan reap.Exit) {
 		c.removeExec(p.id)
 		return
 	}
-	// The kernel kills the others with the first, since that is the pid namespace's init; this is for what may have
-	// been on its way into the container.
+	// The kernel kills the others with the first where that is the pid namespace's init; this is for the others, and for
+	// what may have been on its way into the container.
+	c.ending()
 	if err := c.group.Kill(); err != nil {
 		slog.Error("container's processes may go on", "container", c.id, "error", err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/rootfs"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
 	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
+	"github.com/cubesandbox/cube/guest-agent/agent/volumes"
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/internal/undo"
 )
@@ -48,6 +49,7 @@ func checkID(what, id string) error {
 type Config struct {
 	Dir     string // where containers' files are; a tmpfs
 	Cgroups string // where the cgroup hierarchy is mounted
+	Shm     *volumes.Shm
 	Crun    *crun.Runtime
 	Events  *events.Log
 }
@@ -80,6 +82,11 @@ type Create struct {
 	Streams    stdio.Streams
 	Terminal   bool
 	AllDevices bool
+	// Files and Shares are what mounts of the specification name.
+	Files  []*api.File
+	Shares []volumes.Share
+	// Namespaces are those that it has in common with other containers.
+	Namespaces []*api.Namespace
 }
 
 // Create makes a container whose first process waits for Start. It takes the streams, also when it fails; then nothing
@@ -87,6 +94,7 @@ type Create struct {
 func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error) {
 	var u undo.Stack
 	defer u.Run(&err)
+	u.Push(func() error { volumes.Close(r.Shares); return nil })
 	c, err := m.reserve(r.ID)
 	if err != nil {
 		r.Streams.Close()
@@ -107,6 +115,10 @@ func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error
 		return nil, err
 	}
 	u.Push(c.root.Unmount)
+	if c.volumes, err = volumes.Prepare(ctx, c.dir, r.Files, r.Shares); err != nil {
+		return nil, err
+	}
+	u.Push(c.volumes.Release)
 	if err := c.writeSpec(r); err != nil {
 		return nil, err
 	}
@@ -139,7 +151,7 @@ func (m *Manager) reserve(id string) (*Container, error) {
 		m: m, id: id, state: creating,
 		dir:   filepath.Join(m.Dir, n),
 		group: cgroup.New(m.Cgroups, filepath.Join(cgroupParent, n)),
-		execs: map[string]*process{},
+		execs: map[string]*process{}, launched: make(chan struct{}),
 		ended: make(chan struct{}),
 	}
 	c.cgroupPath = filepath.Join(cgroupParent, n)
@@ -155,13 +167,18 @@ func (m *Manager) forget(c *Container) {
 
 // Get finds a container.
 func (m *Manager) Get(id string) (*Container, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	c := m.containers[id]
+	c := m.lookup(id)
 	if c == nil {
 		return nil, fmt.Errorf("container %q: %w", id, errdefs.ErrNotFound)
 	}
 	return c, nil
+}
+
+// lookup finds a container, nil when there is none.
+func (m *Manager) lookup(id string) *Container {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.containers[id]
 }
 
 // All lists the containers.
@@ -178,19 +195,28 @@ func (m *Manager) All() []*Container {
 // Leave ends all containers and unmounts their disks, for the machine is about to end: nothing else is tidied up. It goes
 // on after a failure. A container that is being created has nothing yet that could be lost.
 func (m *Manager) Leave(ctx context.Context) error {
-	var errs []error
-	for _, c := range m.All() {
-		if err := c.enter(deleting, created, starting, running, stopped); err == nil {
-			errs = append(errs, c.leave(ctx))
+	all := m.All()
+	errs := make([]error, len(all))
+	var leaving sync.WaitGroup
+	for i, c := range all {
+		if err := c.enter(deleting, created, starting, running, pausing, paused, resuming, stopped); err == nil {
+			leaving.Go(func() { errs[i] = c.leave(ctx) })
 		}
 	}
+	leaving.Wait()
 	return errors.Join(errs...)
 }
 
 func (c *Container) writeSpec(r Create) error {
-	g := spec.Guest{Rootfs: c.root.Path, Cgroup: c.cgroupPath, Terminal: r.Terminal}
+	g := spec.Guest{
+		Rootfs: c.root.Path, Cgroup: c.cgroupPath, Terminal: r.Terminal,
+		Files: c.volumes.Files, Shares: c.volumes.Shares, Shm: c.m.Shm.Path,
+	}
+	var err error
+	if g.Join, err = c.m.join(r.Namespaces); err != nil {
+		return err
+	}
 	if r.AllDevices {
-		var err error
 		if g.AllDevices, err = spec.Devices("/dev"); err != nil {
 			return fmt.Errorf("list devices: %w", err)
 		}

@@ -26,6 +26,9 @@ func (c *Container) find(exec string) (*process, error) {
 
 // Signal sends a signal to a process, or to all of the container's.
 func (c *Container) Signal(exec string, sig unix.Signal, all bool) error {
+	if sig == unix.SIGKILL && (all || exec == "") {
+		c.ending()
+	}
 	if all {
 		return c.group.Signal(sig)
 	}
@@ -57,8 +60,21 @@ func (c *Container) Stats() ([]byte, error) {
 	return b, err
 }
 
+// ending sees to it that no server of a share, by being silent, keeps the container from its end.
+func (c *Container) ending() {
+	if c.is(creating) {
+		return // it has no process yet that could wait for one
+	}
+	stop := c.volumes.Watch()
+	go func() {
+		<-c.ended
+		stop()
+	}()
+}
+
 // kill ends the container's processes and waits for them.
 func (c *Container) kill(ctx context.Context) error {
+	defer c.volumes.Watch()()
 	if err := c.group.Kill(); err != nil {
 		return err
 	}
@@ -75,7 +91,7 @@ func (c *Container) kill(ctx context.Context) error {
 
 // leave ends the container and unmounts its disks.
 func (c *Container) leave(ctx context.Context) error {
-	if err := errors.Join(c.kill(ctx), c.root.Unmount()); err != nil {
+	if err := errors.Join(c.kill(ctx), c.volumes.Release(), c.root.Unmount()); err != nil {
 		return fmt.Errorf("end container %s: %w", c.id, err)
 	}
 	return nil
@@ -106,6 +122,9 @@ func (c *Container) delete(ctx context.Context) error {
 		return err
 	}
 	c.stopWatch()
+	if err := c.volumes.Release(); err != nil {
+		return err
+	}
 	if err := c.root.Unmount(); err != nil {
 		return err
 	}

@@ -122,6 +122,11 @@ func (r *Runtime) Start(ctx context.Context, id, dir string) error {
 	return r.run(ctx, dir, [3]*os.File{}, "start", id)
 }
 
+// Update changes a container's limits to those in a file (OCI specs.LinuxResources).
+func (r *Runtime) Update(ctx context.Context, id, file, dir string) error {
+	return r.run(ctx, dir, [3]*os.File{}, "update", "--resources", file, id)
+}
+
 // Delete removes a container and kills what is left of it. It is no error when there is no such container.
 func (r *Runtime) Delete(ctx context.Context, id, dir string) error {
 	if _, err := os.Stat(filepath.Join(state, id)); errors.Is(err, os.ErrNotExist) {

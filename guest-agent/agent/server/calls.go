@@ -56,6 +56,11 @@ func (s *service) CreateContainer(ctx context.Context, r *api.CreateContainerReq
 	if err != nil {
 		return nil, err
 	}
+	shares, err := s.shares(r.Shares)
+	if err != nil {
+		streams.Close()
+		return nil, err
+	}
 	c, err := s.Containers.Create(ctx, container.Create{
 		ID:         r.Id,
 		Spec:       r.Spec,
@@ -63,6 +68,9 @@ func (s *service) CreateContainer(ctx context.Context, r *api.CreateContainerReq
 		Streams:    streams,
 		Terminal:   r.Stdio.GetTerminal(),
 		AllDevices: r.PrivilegedDevices,
+		Files:      r.Files,
+		Shares:     shares,
+		Namespaces: r.Namespaces,
 	})
 	if err != nil {
 		return nil, err
@@ -162,14 +170,26 @@ func (s *service) Events(ctx context.Context, r *api.EventsRequest, stream api.A
 	return toStatus(s.Guest.Events.Follow(ctx, r.After, stream.Send))
 }
 
-func (s *service) PauseContainer(context.Context, *api.ContainerRequest) (*emptypb.Empty, error) {
-	return nil, errdefs.ErrNotImplemented
+func (s *service) PauseContainer(ctx context.Context, r *api.ContainerRequest) (*emptypb.Empty, error) {
+	c, err := s.Containers.Get(r.Id)
+	if err != nil {
+		return nil, err
+	}
+	return empty, c.Pause(ctx)
 }
 
-func (s *service) ResumeContainer(context.Context, *api.ContainerRequest) (*emptypb.Empty, error) {
-	return nil, errdefs.ErrNotImplemented
+func (s *service) ResumeContainer(ctx context.Context, r *api.ContainerRequest) (*emptypb.Empty, error) {
+	c, err := s.Containers.Get(r.Id)
+	if err != nil {
+		return nil, err
+	}
+	return empty, c.Resume(ctx)
 }
 
-func (s *service) UpdateContainer(context.Context, *api.UpdateContainerRequest) (*emptypb.Empty, error) {
-	return nil, errdefs.ErrNotImplemented
+func (s *service) UpdateContainer(ctx context.Context, r *api.UpdateContainerRequest) (*emptypb.Empty, error) {
+	c, err := s.Containers.Get(r.Id)
+	if err != nil {
+		return nil, err
+	}
+	return empty, c.Update(ctx, r.Resources)
 }

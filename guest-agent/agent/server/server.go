@@ -25,6 +25,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/rootfs"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
 	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
+	"github.com/cubesandbox/cube/guest-agent/agent/volumes"
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/guest-agent/api/mux"
 )
@@ -94,7 +95,7 @@ func toStatus(err error) error {
 		code = codes.AlreadyExists
 	case errors.Is(err, errdefs.ErrFailedPrecondition):
 		code = codes.FailedPrecondition
-	case errors.Is(err, errdefs.ErrInvalidArgument), errors.Is(err, spec.ErrInvalid), errors.Is(err, rootfs.ErrInvalid), errors.Is(err, mux.ErrNoStream):
+	case errors.Is(err, errdefs.ErrInvalidArgument), errors.Is(err, spec.ErrInvalid), errors.Is(err, rootfs.ErrInvalid), errors.Is(err, volumes.ErrInvalid), errors.Is(err, mux.ErrNoStream):
 		code = codes.InvalidArgument
 	case errors.As(err, &failed) && failed.NoCommand():
 		code = codes.InvalidArgument
@@ -137,6 +138,19 @@ func (s *service) streams(names *api.Stdio) (_ stdio.Streams, err error) {
 		return st, fmt.Errorf("a terminal has no standard error: %w", errdefs.ErrInvalidArgument)
 	}
 	return st, take(&st.Err, names.GetStderr())
+}
+
+// shares takes the streams of a container's shares. On failure none is kept.
+func (s *service) shares(requested []*api.Share) (taken []volumes.Share, err error) {
+	for _, r := range requested {
+		stream, err := s.session.Take(r.GetStream())
+		if err != nil {
+			volumes.Close(taken)
+			return nil, err
+		}
+		taken = append(taken, volumes.Share{Stream: stream, File: r.GetFile(), ReadOnly: r.GetReadOnly()})
+	}
+	return taken, nil
 }
 
 // controlListener hands ttrpc the session's one connection.

@@ -27,6 +27,13 @@ type Guest struct {
 	Cgroup     string // its cgroup
 	Terminal   bool
 	AllDevices []specs.LinuxDevice // for a container that may use them all; nil for others
+	// Join are the namespaces that it has in common with other containers, as paths.
+	Join map[specs.LinuxNamespaceType]string
+	// Files and Shares are the paths that mounts of the types cube-file and cube-share name by index.
+	Files, Shares []string
+	// Shm returns the path of the /dev/shm that containers have in common. Whoever comes first decides on its size
+	// (tmpfs(5)), "" for the kernel's default.
+	Shm func(size string) (string, error)
 }
 
 // Container transforms a container's specification.
@@ -128,36 +135,6 @@ func newerProcess(p *specs.Process) error {
 
 func unsupported(field string) error {
 	return fmt.Errorf("the guest's OCI runtime doesn't support %s", field)
-}
-
-// namespaces makes sure that a container sees neither the agent's processes nor its files.
-func namespaces(s *specs.Spec, _ Guest) error {
-	has := map[specs.LinuxNamespaceType]bool{}
-	for _, ns := range s.Linux.Namespaces {
-		if ns.Path != "" {
-			return fmt.Errorf("the %s namespace %q isn't in the guest", ns.Type, ns.Path)
-		}
-		has[ns.Type] = true
-	}
-	for _, t := range []specs.LinuxNamespaceType{specs.PIDNamespace, specs.MountNamespace, specs.IPCNamespace} {
-		if !has[t] {
-			return fmt.Errorf("the container has no %s namespace", t)
-		}
-	}
-	if !has[specs.CgroupNamespace] { // specifications made on a host with cgroup v1 have none
-		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
-	}
-	return nil
-}
-
-// mounts refuses bind mounts: their sources would be the agent's files.
-func mounts(s *specs.Spec, _ Guest) error {
-	for _, m := range s.Mounts {
-		if m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind") {
-			return fmt.Errorf("the source %q of mount %s isn't in the guest", m.Source, m.Destination)
-		}
-	}
-	return nil
 }
 
 // hooks refuses those that run outside of the container: their programs are the host's.

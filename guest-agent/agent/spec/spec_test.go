@@ -62,6 +62,7 @@ func TestContainerKeepsWhatItIsAskedFor(t *testing.T) {
 	// What the guest decides, and nothing else, is different.
 	s.Version, s.Root.Path, s.Linux.CgroupsPath = version, "/run/r", "/cube/1"
 	s.Linux.Personality = &specs.LinuxPersonality{Domain: specs.PerLinux}
+	s.Linux.Namespaces[4].Path = network
 	s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: "cgroup"})
 	want, _ := json.Marshal(s)
 	if b, _ := json.Marshal(got); string(b) != string(want) {

@@ -1,0 +1,80 @@
+package spec
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+func TestNamespacesInCommon(t *testing.T) {
+	g := guest
+	g.Join = map[specs.LinuxNamespaceType]string{"pid": "/proc/7/ns/pid", "uts": "/proc/7/ns/uts"}
+	s := sample()
+	s.Linux.Namespaces = s.Linux.Namespaces[1:4] // mount, ipc, uts
+	got, err := transform(t, s, g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []specs.LinuxNamespace{
+		{Type: "mount"}, {Type: "ipc"}, {Type: "uts", Path: "/proc/7/ns/uts"}, {Type: "cgroup"},
+		{Type: "network", Path: "/proc/1/ns/net"}, {Type: "pid", Path: "/proc/7/ns/pid"},
+	}
+	if !reflect.DeepEqual(got.Linux.Namespaces, want) {
+		t.Errorf("got %v, want %v", got.Linux.Namespaces, want)
+	}
+	if got.Hostname != "" {
+		t.Errorf("the container would rename the others: %q", got.Hostname)
+	}
+}
+
+func TestPreparedMounts(t *testing.T) {
+	size := ""
+	g := guest
+	g.Files, g.Shares = []string{"/f/0", "/f/1"}, []string{"/s/0"}
+	g.Shm = func(s string) (string, error) { size = s; return "/shm", nil }
+	s := sample()
+	s.Mounts = []specs.Mount{
+		{Destination: "/etc/hosts", Type: "cube-file", Source: "1", Options: []string{"ro", "nosuid"}},
+		{Destination: "/data", Type: "cube-share", Source: "0"},
+		{Destination: "/dev/shm", Type: "cube-shm", Source: "shm", Options: []string{"nosuid", "mode=1777", "size=64m"}},
+		{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"size=1m"}},
+	}
+	got, err := transform(t, s, g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []specs.Mount{
+		{Destination: "/etc/hosts", Type: "bind", Source: "/f/1", Options: []string{"bind", "ro", "nosuid"}},
+		{Destination: "/data", Type: "bind", Source: "/s/0", Options: []string{"bind"}},
+		{Destination: "/dev/shm", Type: "bind", Source: "/shm", Options: []string{"bind", "nosuid"}},
+		s.Mounts[3],
+	}
+	if !reflect.DeepEqual(got.Mounts, want) || size != "64m" {
+		t.Errorf("got %v and the size %q, want %v", got.Mounts, size, want)
+	}
+	for _, source := range []string{"1", "-1", "", "x", "0x0", "99999999999"} {
+		s.Mounts = []specs.Mount{{Destination: "/data", Type: "cube-share", Source: source}}
+		if _, err := transform(t, s, g); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "/data") {
+			t.Errorf("%q: %v", source, err)
+		}
+	}
+	s.Mounts = []specs.Mount{{Destination: "/data", Type: "cube-share", Source: "0", Options: []string{"rbind"}}}
+	if _, err := transform(t, s, g); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a mount of two types: %v", err)
+	}
+}
+
+func TestResources(t *testing.T) {
+	got, err := Resources([]byte(`{"devices":[{"allow":true,"access":"rwm"}],"pids":{"limit":7},"hostCgroup":1}`))
+	if string(got) != `{"pids":{"limit":7}}` || err != nil {
+		t.Errorf("%s, %v", got, err)
+	}
+	for _, b := range []string{"", "{}", "[]", `{"devices":[{"allow":true}]}`, strings.Repeat(" ", maxSize+1)} {
+		if got, err := Resources([]byte(b)); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%.20q: %s, %v", b, got, err)
+		}
+	}
+}
