@@ -5,6 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Found is a process with its command line.
@@ -48,4 +51,14 @@ func commandLine(pid int) []string {
 		argv = append(argv, string(arg))
 	}
 	return argv
+}
+
+// Started is when the process was started, to a hundredth of a second; the zero time when that can't be told.
+func (id ID) Started() time.Time {
+	var up unix.Timespec
+	if id.PID <= 0 || unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) != nil {
+		return time.Time{}
+	}
+	const tick = time.Second / 100 // USER_HZ on amd64
+	return time.Now().Add(time.Duration(id.Start)*tick - time.Duration(up.Nano()))
 }

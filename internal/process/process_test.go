@@ -44,6 +44,9 @@ func TestSelf(t *testing.T) {
 	if err != nil || !id.Alive() || id.Start == 0 {
 		t.Fatal(id, err)
 	}
+	if age := time.Since(id.Started()); age < -50*time.Millisecond || age > time.Minute {
+		t.Errorf("this process is %v old", age)
+	}
 	if (ID{}).Alive() {
 		t.Fatal("the zero value is no process")
 	}

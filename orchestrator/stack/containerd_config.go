@@ -36,7 +36,7 @@ func containerdConfig(cfg *config.Config) ([]byte, error) {
 	c := cubePlugins(cfg)
 	c["version"] = configVersion
 	c["root"] = state()
-	c["state"] = containerdState(cfg)
+	c["state"] = ContainerdState(cfg)
 	c["debug"] = table{"level": cfg.LogLevel}
 	c["disabled_plugins"] = []string{
 		// This containerd serves no kubelet, and CRI's streaming server and CNI would want ports and files of the host.
@@ -60,7 +60,7 @@ func containerdConfig(cfg *config.Config) ([]byte, error) {
 	plugins["io.containerd.server.v1.ttrpc"] = table{"address": cfg.ContainerdSocket() + ".ttrpc"}
 	plugins["io.containerd.internal.v1.opt"] = table{"path": state("opt")}
 	plugins["io.containerd.image-verifier.v1.bindir"] = table{"bin_dir": state("image-verifier")}
-	if dir := filepath.Join(cfg.RunDir, "shim"); len(dir) <= maxShimSocketDir {
+	if dir := ShimSocketDir(cfg); dir != "" {
 		plugins["io.containerd.shim.v1.manager"].(table)["socket_dir"] = dir
 	}
 	return marshal(c)
@@ -105,11 +105,20 @@ func marshal(t table) ([]byte, error) {
 	return b, nil
 }
 
-// containerdState is the private containerd's state directory: its bundles are below it.
-func containerdState(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "containerd") }
+// ContainerdState is the private containerd's state directory: its bundles are below it.
+func ContainerdState(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "containerd") }
 
 // containerdConfigPath is the private containerd's configuration file. Its path on a command line is how that
 // containerd is recognised.
 func containerdConfigPath(cfg *config.Config) string {
 	return filepath.Join(cfg.RunDir, "containerd.toml")
+}
+
+// ShimSocketDir is where the private containerd's shims listen; "" where its path would be too long for a socket, and they
+// are among all others'.
+func ShimSocketDir(cfg *config.Config) string {
+	if dir := filepath.Join(cfg.RunDir, "shim"); len(dir) <= maxShimSocketDir {
+		return dir
+	}
+	return ""
 }

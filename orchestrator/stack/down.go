@@ -106,9 +106,9 @@ func (d *downer) clear(ctx context.Context) error {
 	} else {
 		d.stopRest(ctx)
 	}
-	errs = append(errs, d.clearShims(ctx), d.clearMachines(), unmountBelow(sandbox.MountDir(d.cfg)))
+	errs = append(errs, d.clearShims(ctx), d.clearMachines(), UnmountBelow(sandbox.MountDir(d.cfg)))
 	if d.cfg.Containerd.Address == "" {
-		errs = append(errs, unmountBelow(filepath.Join(d.cfg.StateDir, "containerd")), unmountBelow(containerdState(d.cfg)))
+		errs = append(errs, UnmountBelow(filepath.Join(d.cfg.StateDir, "containerd")), UnmountBelow(ContainerdState(d.cfg)))
 	}
 	errs = append(errs, releaseStore(d.cfg))
 	if err := errors.Join(errs...); err != nil {
@@ -131,10 +131,7 @@ var runEntries = []string{
 
 // clearShims ends the shims that containerd has lost sight of.
 func (d *downer) clearShims(ctx context.Context) error {
-	found, err := findProcesses(func(argv []string) bool {
-		i := slices.Index(argv, "-address")
-		return i > 0 && i+1 < len(argv) && argv[i+1] == d.cfg.ContainerdSocket() && filepath.Base(argv[0]) == "containerd-shim-cube-v2"
-	})
+	found, err := findProcesses(func(argv []string) bool { return isShim(d.cfg, argv) })
 	sctx, cancel := context.WithTimeout(ctx, d.cfg.Timeout(stopTimeout))
 	defer cancel()
 	errs := []error{err}
@@ -188,7 +185,7 @@ func (d *downer) clearContainerd(ctx context.Context) error {
 
 // hasBundles says whether the private containerd has left tasks.
 func hasBundles(cfg *config.Config) bool {
-	found, _ := filepath.Glob(filepath.Join(containerdState(cfg), "io.containerd.runtime.v2.task", "*", "*"))
+	found, _ := filepath.Glob(filepath.Join(ContainerdState(cfg), "io.containerd.runtime.v2.task", "*", "*"))
 	return len(found) > 0
 }
 
@@ -201,8 +198,8 @@ func removeEmpty(dir string) error {
 	return errors.Join(err, os.Remove(dir))
 }
 
-// unmountBelow unmounts what a killed containerd has left mounted below dir.
-func unmountBelow(dir string) error {
+// UnmountBelow unmounts what a killed containerd has left mounted below dir.
+func UnmountBelow(dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		return fmt.Errorf("look for mounts below %s: %w", dir, err)

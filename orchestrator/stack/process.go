@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/internal/config"
 	proc "github.com/cubesandbox/cube/internal/process"
 )
 
@@ -86,4 +89,15 @@ func findProcesses(match func(argv []string) bool) ([]*process, error) {
 		}
 	}
 	return found, nil
+}
+
+// Shims lists the shims of this stack's containerd, whether it knows them or not.
+func Shims(cfg *config.Config) ([]proc.Found, error) {
+	return proc.Find(func(argv []string) bool { return isShim(cfg, argv) })
+}
+
+// isShim says whether a command line is that of a shim which this stack's containerd has started.
+func isShim(cfg *config.Config, argv []string) bool {
+	i := slices.Index(argv, "-address")
+	return i > 0 && i+1 < len(argv) && argv[i+1] == cfg.ContainerdSocket() && filepath.Base(argv[0]) == "containerd-shim-cube-v2"
 }
