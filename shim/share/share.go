@@ -39,6 +39,7 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/process"
 	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/shim/share/ninep"
 	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm/cgroup"
 	"github.com/cubesandbox/cube/vmm/jail"
@@ -58,8 +59,8 @@ const (
 	tasks          = 32
 	tasksPerShare  = 2
 	cpus           = 1
-	// files is for ninep.MaxFIDs, two each, and what the Go runtime needs.
-	files = 2*16384 + 256
+	// files is two for each fid, and what connections and the Go runtime need.
+	files = 2*ninep.MaxFIDs + 4*MaxShares
 )
 
 // Config is what a container needs served.

@@ -136,14 +136,24 @@ func makeTap(s *Spec) error {
 	return unix.Dup2(fd, s.Tap)
 }
 
+// setLimits leaves fewer descriptors where the launching process may have no more: without CAP_SYS_RESOURCE nobody can
+// raise that.
 func setLimits(s *Spec) error {
 	unix.Umask(0o077)
-	for resource, max := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: s.MaxFiles} {
-		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: max, Max: max}); err != nil {
+	files := s.MaxFiles
+	err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files})
+	if errors.Is(err, unix.EPERM) {
+		var have unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil {
 			return err
 		}
+		files = min(files, have.Max)
+		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files})
 	}
-	return nil
+	if err != nil {
+		return fmt.Errorf("descriptors: %w", err)
+	}
+	return unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 }
 
 // tieToParent has the kernel kill this process when the thread that started it ends. It comes after the change of the

@@ -21,6 +21,20 @@ func dropPrivileges(s *Spec) error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return fmt.Errorf("ambient set: %w", err)
 	}
+	// What is to be ambient must be inheritable, and nothing becomes that once it isn't in the bounding set.
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData // the first has capabilities 0 to 31
+	if err := unix.Capget(&header, &caps[0]); err != nil {
+		return fmt.Errorf("capget: %w", err)
+	}
+	var keep uint32
+	for _, c := range s.Caps {
+		keep |= 1 << c
+	}
+	caps[0].Inheritable, caps[1].Inheritable = keep, 0
+	if err := unix.Capset(&header, &caps[0]); err != nil {
+		return fmt.Errorf("inheritable set: %w", err)
+	}
 	for c := uintptr(0); ; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > unix.CAP_AUDIT_READ { // beyond the kernel's last one
@@ -50,13 +64,8 @@ func dropPrivileges(s *Spec) error {
 			return fmt.Errorf("%s: %w", c.what, errno)
 		}
 	}
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var keep [2]unix.CapUserData // the first has capabilities 0 to 31
-	for _, c := range s.Caps {
-		keep[0].Permitted |= 1 << c
-	}
-	keep[0].Effective, keep[0].Inheritable = keep[0].Permitted, keep[0].Permitted
-	if err := unix.Capset(&header, &keep[0]); err != nil {
+	caps = [2]unix.CapUserData{{Effective: keep, Permitted: keep, Inheritable: keep}}
+	if err := unix.Capset(&header, &caps[0]); err != nil {
 		return fmt.Errorf("capset: %w", err)
 	}
 	for _, c := range s.Caps {
