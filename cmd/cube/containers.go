@@ -93,12 +93,21 @@ func logsCommand() *cli.Command {
 		Name:      "logs",
 		Usage:     "show what a container that was run with -d has written",
 		ArgsUsage: "ID",
-		Flags:     []cli.Flag{&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "and what it writes until it ends"}},
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "and what it writes until it ends"},
+			&cli.IntFlag{Name: "tail", Aliases: []string{"n"}, Usage: "only the last `N` lines of what is there", DefaultText: "all"},
+		},
 		Action: withClient(func(c *cli.Context, client *sandbox.Client) error {
 			if c.NArg() != 1 {
 				return errors.New("it takes one container")
 			}
-			return client.Logs(c.Context, c.Args().First(), c.Bool("follow"), c.App.Writer)
+			o := sandbox.LogOptions{Follow: c.Bool("follow"), Tail: -1}
+			if c.IsSet("tail") {
+				if o.Tail = c.Int("tail"); o.Tail < 0 {
+					return fmt.Errorf("--tail %d must not be negative", o.Tail)
+				}
+			}
+			return client.Logs(c.Context, c.Args().First(), o, c.App.Writer)
 		}),
 	}
 }

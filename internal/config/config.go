@@ -42,6 +42,7 @@ type Config struct {
 	Containerd Containerd `toml:"containerd"`
 	Store      Store      `toml:"store"`
 	VM         VM         `toml:"vm"`
+	Logs       Logs       `toml:"logs"`
 }
 
 // Containerd says which containerd is used.
@@ -78,6 +79,12 @@ type VM struct {
 	BaseSnapshots int `toml:"base_snapshots"`
 }
 
+// Logs bounds what is kept of a detached container's output: MaxFiles files of at most MaxSize each.
+type Logs struct {
+	MaxSize  Size `toml:"max_size"`
+	MaxFiles int  `toml:"max_files"`
+}
+
 // Default is the configuration of a host without a file.
 func Default() *Config {
 	return &Config{
@@ -96,6 +103,7 @@ func Default() *Config {
 			UIDCount:      1 << 16,
 			BaseSnapshots: 8,
 		},
+		Logs: Logs{MaxSize: 10 * units.MiB, MaxFiles: 3},
 	}
 }
 
@@ -183,6 +191,10 @@ func (c *Config) complete() error {
 		return fmt.Errorf("store.disk_size = %s must be at least 64MiB", c.Store.DiskSize)
 	case c.VM.VCPUs < 1 || c.VM.Memory < 128*units.MiB || c.VM.BaseSnapshots < 1:
 		return fmt.Errorf("vm.vcpus must be at least 1, vm.memory 128MiB, vm.base_snapshots 1")
+	case c.Logs.MaxSize < 64*units.KiB:
+		return fmt.Errorf("logs.max_size = %s must be at least 64KiB", c.Logs.MaxSize)
+	case c.Logs.MaxFiles < 1 || c.Logs.MaxFiles > 1000:
+		return fmt.Errorf("logs.max_files = %d must be between 1 and 1000", c.Logs.MaxFiles)
 	}
 	return nil
 }
@@ -226,6 +238,9 @@ func (c *Config) ControlSocket() string { return filepath.Join(c.RunDir, "cube.s
 
 // VMDir holds one directory per machine.
 func (c *Config) VMDir() string { return filepath.Join(c.RunDir, "vm") }
+
+// PodDir holds one directory per pod, with the records of the pod's shim.
+func (c *Config) PodDir() string { return filepath.Join(c.RunDir, "pods") }
 
 // QEMUDir is the artefact directory of the QEMU in use: the jail's root.
 func (c *Config) QEMUDir() string { return filepath.Join(c.Artefacts, "qemu", "current") }

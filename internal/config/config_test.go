@@ -25,6 +25,9 @@ func TestLoad(t *testing.T) {
 		{name: "accelerator", file: "[vm]\naccelerator = 'xen'\n", err: "must be auto, kvm or tcg"},
 		{name: "relative", file: "state_dir = 'x'\n", err: "absolute"},
 		{name: "long run dir", file: "run_dir = '/" + strings.Repeat("x", 70) + "'\n", err: "60 bytes"},
+		{name: "logs", file: "[logs]\nmax_size = '1MiB'\n", check: func(c *Config) bool { return c.Logs.MaxSize == 1<<20 && c.Logs.MaxFiles == 3 }},
+		{name: "small logs", file: "[logs]\nmax_size = '1KiB'\n", err: "logs.max_size"},
+		{name: "no logs", file: "[logs]\nmax_files = 0\n", err: "logs.max_files"},
 		{name: "uid range", file: "[vm]\nuid_base = 0\n", err: "unprivileged"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -148,11 +148,6 @@ func (c *Client) fifoDir() string { return filepath.Join(c.cfg.RunDir, "fifo") }
 // MountDir is where disks are mounted for a moment.
 func MountDir(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "mounts") }
 
-// LogPath is the file that takes the output of a detached container.
-func LogPath(cfg *config.Config, id string) string {
-	return filepath.Join(cfg.LogDir(), "containers", id+".log")
-}
-
 // randomID is a fresh id of 12 hexadecimal digits, as short as people know container ids.
 func randomID() string {
 	var b [6]byte

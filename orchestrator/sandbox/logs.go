@@ -5,80 +5,159 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/containerd/errdefs"
 	"github.com/fsnotify/fsnotify"
 )
 
-// Logs copies what a detached container has written, and with follow what it writes until it ends.
-func (c *Client) Logs(ctx context.Context, id string, follow bool, w io.Writer) error {
+// LogOptions say what of a log is wanted.
+type LogOptions struct {
+	// Follow goes on until the container ends.
+	Follow bool
+	// Tail is how many of the last lines so far are shown; negative: all.
+	Tail int
+}
+
+// Logs copies what a detached container has written, as it was written.
+func (c *Client) Logs(ctx context.Context, id string, o LogOptions, w io.Writer) error {
 	ctx = c.context(ctx)
 	ctr, err := c.container(ctx, id)
 	if err != nil {
 		return err
 	}
-	f, err := os.Open(LogPath(c.cfg, id))
-	if errors.Is(err, fs.ErrNotExist) {
+	var ended chan struct{} // nil: don't wait for it
+	if o.Follow {
+		ended = make(chan struct{})
+		task, err := ctr.Task(ctx, nil)
+		switch {
+		case errdefs.IsNotFound(err):
+			close(ended)
+		case err != nil:
+			return fmt.Errorf("look up the task of container %s: %w", id, err)
+		default:
+			exit, err := task.Wait(ctx)
+			if err != nil {
+				return fmt.Errorf("wait for container %s: %w", id, err)
+			}
+			go func() { <-exit; close(ended) }()
+		}
+	}
+	err = copyLog(ctx, w, LogPath(c.cfg, id), o.Tail, ended)
+	if errors.Is(err, errNoLog) {
 		return fmt.Errorf("container %s has no log: only what `cube run -d` starts writes one", id)
 	}
 	if err != nil {
 		return fmt.Errorf("read the log of container %s: %w", id, err)
 	}
-	defer f.Close()
-	if !follow {
-		return copyLog(w, f, id)
-	}
-
-	ended := make(chan struct{})
-	task, err := ctr.Task(ctx, nil)
-	switch {
-	case errdefs.IsNotFound(err):
-		close(ended)
-	case err != nil:
-		return fmt.Errorf("look up the task of container %s: %w", id, err)
-	default:
-		exit, err := task.Wait(ctx)
-		if err != nil {
-			return fmt.Errorf("wait for container %s: %w", id, err)
-		}
-		go func() { <-exit; close(ended) }()
-	}
-	return followFile(ctx, w, f, id, ended)
-}
-
-// followFile copies what is in the file and what comes to it, until ended is closed; then what is left.
-func followFile(ctx context.Context, w io.Writer, f *os.File, id string, ended <-chan struct{}) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch the log of container %s: %w", id, err)
-	}
-	defer watcher.Close()
-	if err := watcher.Add(f.Name()); err != nil {
-		return fmt.Errorf("watch the log of container %s: %w", id, err)
-	}
-	for {
-		if err := copyLog(w, f, id); err != nil {
-			return err
-		}
-		select {
-		case <-watcher.Events:
-		case err := <-watcher.Errors:
-			if !errors.Is(err, fsnotify.ErrEventOverflow) { // some events were lost, but one is enough
-				return fmt.Errorf("watch the log of container %s: %w", id, err)
-			}
-		case <-ended:
-			return copyLog(w, f, id)
-		case <-ctx.Done():
-			return nil // the reader has seen enough
-		}
-	}
-}
-
-func copyLog(w io.Writer, f *os.File, id string) error {
-	if _, err := io.Copy(w, f); err != nil {
-		return fmt.Errorf("copy the log of container %s: %w", id, err)
-	}
 	return nil
 }
+
+var errNoLog = errors.New("no log")
+
+// copyLog copies the log's last lines and, where ended isn't nil, what comes to it until ended is closed.
+func copyLog(ctx context.Context, w io.Writer, path string, tail int, ended <-chan struct{}) error {
+	var events <-chan fsnotify.Event
+	var failures <-chan error
+	if ended != nil {
+		// The directory, not the file: it tells of the next file, too. What is written after this is noticed.
+		watcher, err := fsnotify.NewWatcher()
+		if err != nil {
+			return err
+		}
+		defer watcher.Close()
+		if err := watcher.Add(filepath.Dir(path)); err != nil {
+			return err
+		}
+		events, failures = watcher.Events, watcher.Errors
+	}
+	r, err := openLog(path, tail)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	for {
+		if err := r.copyTo(w); err != nil || ended == nil {
+			return err
+		}
+		for waiting := true; waiting; {
+			select {
+			case e := <-events:
+				waiting = e.Name != path // others write there, too
+			case err := <-failures:
+				if !errors.Is(err, fsnotify.ErrEventOverflow) { // some events were lost, maybe ours
+					return err
+				}
+				waiting = false
+			case <-ended:
+				return r.copyTo(w)
+			case <-ctx.Done():
+				return nil // the reader has seen enough
+			}
+		}
+	}
+}
+
+// logReader reads a log from file to file while it is being written and rotated.
+type logReader struct {
+	path string
+	// files are what is to be read, oldest first. The last one may still grow.
+	files []*os.File
+}
+
+// openLog opens the log at its last lines.
+func openLog(path string, tail int) (*logReader, error) {
+	files, err := openLogFiles(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	r := &logReader{path: path, files: files}
+	if len(files) == 0 {
+		return nil, errNoLog
+	}
+	if tail >= 0 {
+		skip, err := seekTail(files, tail)
+		if err != nil {
+			r.close()
+			return nil, err
+		}
+		closeAll(files[:skip])
+		r.files = files[skip:]
+	}
+	return r, nil
+}
+
+// copyTo copies all that has been written by now.
+func (r *logReader) copyTo(w io.Writer) error {
+	for {
+		f := r.files[0]
+		if _, err := io.Copy(w, f); err != nil {
+			return err
+		}
+		if len(r.files) == 1 {
+			newer, err := r.newer(f)
+			if err != nil || len(newer) == 0 {
+				return err
+			}
+			r.files = append(r.files, newer...)
+			continue // there may be more in f; what is newer was made after its last byte
+		}
+		f.Close()
+		r.files = r.files[1:]
+	}
+}
+
+// newer opens the files that have been made after f.
+func (r *logReader) newer(f *os.File) ([]*os.File, error) {
+	this, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if newest, err := os.Stat(r.path); err == nil && os.SameFile(this, newest) {
+		return nil, nil
+	}
+	return openLogFiles(r.path, this)
+}
+
+func (r *logReader) close() { closeAll(r.files) }

@@ -36,11 +36,10 @@ func (c *Client) RunDetached(ctx context.Context, s Spec, p Progress) (id string
 	}
 	var u undo.Stack
 	defer u.Run(&err)
-	log := LogPath(c.cfg, s.ID)
-	if err := os.MkdirAll(filepath.Dir(log), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(LogPath(c.cfg, s.ID)), 0o700); err != nil {
 		return "", fmt.Errorf("make the log directory: %w", err)
 	}
-	made, err := c.create(ctx, &u, s, cio.LogFile(log), p)
+	made, err := c.create(ctx, &u, s, cio.LogURI(logURI(c.cfg, s.ID)), p)
 	if err != nil {
 		return "", err
 	}
@@ -140,7 +139,7 @@ func (c *Client) remove(ctx context.Context, ctr client.Container, task client.T
 	if err := ctr.Delete(ctx, client.WithSnapshotCleanup); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("delete container %s: %w", ctr.ID(), err)
 	}
-	if err := os.Remove(LogPath(c.cfg, ctr.ID())); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := removeLog(LogPath(c.cfg, ctr.ID())); err != nil {
 		return fmt.Errorf("delete the log of container %s: %w", ctr.ID(), err)
 	}
 	return nil
