@@ -2,13 +2,13 @@
 //
 //	manager  what the binary does when containerd calls it: start, delete, info
 //	task     the ttrpc Task v3 service: decodes requests, encodes answers and errors
-//	pod      one machine and what runs in it: create, start, exec, exits, delete, and the death of the machine
+//	pod      one machine and the containers in it: create, start, exec, exits, delete, and the death of the machine
 //	guest    the agent in the machine: the multiplexed channel and its calls
 //	spec     the OCI spec of the host turned into what the machine gets
 //	rootfs   root file system mounts turned into disks
 //	stdio    containerd's fifos and files, and the copying between them and the guest's streams
 //	hooks    OCI hooks that run on the host
-//	record   what a shim leaves in its bundle, so that whoever comes later can undo it
+//	record   what a shim leaves in its pod directory and in bundles, so that whoever comes later can undo it
 //
 // The guest owns what a container is (namespaces, cgroups, reaping); the host owns the machine, disks, fifos and events.
 // The shim trusts containerd and nothing that comes from the guest.

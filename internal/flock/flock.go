@@ -27,24 +27,49 @@ func Lock(ctx context.Context, path string) (unlock func(), err error) {
 	return wait(ctx, f, unix.LOCK_EX)
 }
 
-// LockDir waits for the lock on a directory itself: exclusive, or shared with all who share it.
+// LockDir waits for the lock on a directory itself: exclusive, or shared with all who share it. It is the lock on the
+// directory that has the path when LockDir returns; fs.ErrNotExist if it has been removed meanwhile.
 func LockDir(ctx context.Context, dir string, shared bool) (unlock func(), err error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
 	how := unix.LOCK_EX
 	if shared {
 		how = unix.LOCK_SH
 	}
-	err = acquire(f, how|unix.LOCK_NB)
-	if errors.Is(err, ErrLocked) {
-		return wait(ctx, f, how)
+	for {
+		f, err := os.Open(dir)
+		if err != nil {
+			return nil, err
+		}
+		unlock := func() { _ = f.Close() }
+		err = acquire(f, how|unix.LOCK_NB)
+		if errors.Is(err, ErrLocked) {
+			unlock, err = wait(ctx, f, how)
+		} else if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
+			return nil, err
+		}
+		if same, err := isAt(f, dir); same {
+			return unlock, nil
+		} else if err != nil {
+			unlock()
+			return nil, err
+		}
+		unlock() // another has taken its place
 	}
+}
+
+// isAt tells whether f is what the path leads to.
+func isAt(f *os.File, path string) (bool, error) {
+	have, err := f.Stat()
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return false, err
 	}
-	return func() { _ = f.Close() }, nil
+	want, err := os.Stat(path)
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(have, want), nil
 }
 
 // wait takes the lock on f, which it closes if it can't.

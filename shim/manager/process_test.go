@@ -217,9 +217,17 @@ func (d *daemon) create(c taskapi.TTRPCTaskService) {
 	d.must(err)
 }
 
+// pod is the directory of the container's pod.
+func (d *daemon) pod() record.Pod {
+	d.Helper()
+	pod, err := record.Bundle(d.bundle).Pod()
+	d.must(err)
+	return pod
+}
+
 func (d *daemon) shimPID() int {
 	d.Helper()
-	b, err := os.ReadFile(filepath.Join(d.bundle, "shim.pid"))
+	b, err := os.ReadFile(filepath.Join(string(d.pod()), "shim.pid"))
 	d.must(err)
 	pid, err := strconv.Atoi(string(b))
 	d.must(err)
@@ -244,15 +252,10 @@ func (d *daemon) ended(pid int) {
 // nothingLeft checks that of the shim there are only files in the bundle.
 func (d *daemon) nothingLeft() {
 	d.Helper()
-	for _, dir := range []string{d.sockets, d.dir + "/run/vm"} {
+	for _, dir := range []string{d.sockets, d.dir + "/run/vm", d.dir + "/run/pods"} {
 		if left, _ := os.ReadDir(dir); len(left) > 0 {
 			d.Errorf("left in %s: %v", dir, left)
 		}
-	}
-	if lock, err := record.Dir(d.bundle).Lock(); err != nil {
-		d.Errorf("the bundle is locked: %v", err)
-	} else {
-		lock.Close()
 	}
 }
 
@@ -433,10 +436,8 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.says) || strings.Count(strings.TrimSpace(err.Error()), "\n") > 0 {
 				t.Errorf("error %v", err)
 			}
-			if lock, err := record.Dir(d.bundle).Lock(); err != nil {
-				t.Errorf("locked: %v", err)
-			} else {
-				lock.Close()
+			if pods, _ := os.ReadDir(d.dir + "/run/pods"); len(pods) > 0 {
+				t.Errorf("left: %v", pods)
 			}
 			if name == "configuration" {
 				d.must(os.WriteFile(d.dir+"/config.toml", nil, 0o600))
@@ -465,7 +466,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestInheritance: the server's children get neither its socket nor the bundle's lock.
+// TestInheritance: the server's children get neither its socket nor its lock.
 func TestInheritance(t *testing.T) {
 	d := newDaemon(t)
 	hook := d.dir + "/fds"

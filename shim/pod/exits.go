@@ -16,12 +16,13 @@ const (
 	drainLimit = 3 * time.Second
 	// execsLimit is how long init's exit waits for those of the execs, which die with it.
 	execsLimit = 5 * time.Second
-	// restLimit is how long init's exit waits for the machine to stop, which delete waits for in any case.
+	// restLimit is how long the last exit waits for the machine to stop, which delete waits for in any case.
 	restLimit = 3 * time.Second
 )
 
-// The order that everyone relies on: a process's exit after its start, and init's exit after those of all execs. An
-// exit that comes while a start is under way waits in process.early; init's waits for the execs in settle.
+// The order that everyone relies on: a process's exit after its start, init's after the container's creation too, and
+// after the exits of all execs. An exit that comes while a creation or start is under way waits in process.early; init's
+// waits for the execs in settle.
 
 // exited takes a process's end. Later ends of the same process change nothing.
 func (c *container) exited(p *process, status uint32) {
@@ -77,9 +78,11 @@ func (c *container) settle(p *process, execs []*process) {
 		if err := c.records.SaveExit(record.Exit{PID: c.vm.PID(), Status: exit.Status, At: exit.At}); err != nil {
 			c.log.Warn("record the exit", "error", err)
 		}
-		// Nobody needs the machine any more. Whoever sees the exit may rely on it that the task's pid is gone and
-		// that its disks are at rest, with all data on them.
-		c.vm.stopWithin(c.timeout(restLimit))
+		if c.claim.end() {
+			// Nobody needs the machine any more. Whoever sees the exit may rely on it that the task's pid is gone
+			// and that its disks are at rest, with all data on them.
+			c.vm.stopWithin(c.timeout(restLimit))
+		}
 	}
 	c.events.Send(&eventsapi.TaskExit{
 		ContainerID: c.id,
@@ -115,6 +118,18 @@ func (c *container) awaitExecs(execs []*process) {
 				c.exited(e, statusKilled) // its settling is bounded
 			}
 		}
+	}
+}
+
+// created lets an early exit of a container that has been created follow.
+func (c *container) created() {
+	c.mu.Lock()
+	c.init.state = Created
+	early := c.init.early
+	c.init.early = nil
+	c.mu.Unlock()
+	if early != nil {
+		c.exited(c.init, early.Status)
 	}
 }
 

@@ -1,9 +1,14 @@
-// Package pod is one machine and the container in it: create, start, exec, signals, exits, delete, and what happens when
+// Package pod is one machine and the containers in it: create, start, exec, signals, exits, delete, and what happens when
 // the machine dies underneath. It knows containerd only by the order and content of its events; how requests come in is
 // package task's.
 //
+// The machine is made by the first container, the leader, or for the pod itself (StartMachine). It ends with the last
+// container that could still run; one that was made for the pod, or for the pod's sandbox container, ends with that.
+// Where there is no machine any more, everything is answered from memory.
+//
 // Locks are small and never held across I/O. What is slow (start, delete) holds a token of its process, so that state,
-// pids and waiting always answer from memory.
+// pids and waiting always answer from memory, also for a container whose neighbour is stuck. A container's lock is never
+// taken while the pod's is held, nor the other way round.
 package pod
 
 import (
@@ -12,70 +17,105 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/vmm"
 )
 
+// retireLimit is less than containerd gives a shim to shut down (3 s, io.containerd.timeout.shim.shutdown).
+const retireLimit = 2 * time.Second
+
 // Env is what a Pod works with.
 type Env struct {
+	// ID is the pod's: the group that its containers name, or the id of the only one. It becomes part of the names that
+	// the machine has on the host.
+	ID string
+	// Namespace is containerd's.
 	Namespace string
-	Events    *Events
-	Log       *slog.Logger
+	// Dir keeps the pod's records.
+	Dir    record.Pod
+	Events *Events
+	Log    *slog.Logger
 	// Launcher returns the maker of machines for a configuration.
 	Launcher func(*config.Config) vmm.Launcher
 	// Cleanup undoes all that a machine's directory stands for, and removes it.
 	Cleanup func(cfg *config.Config, machineDir string) error
 }
 
-// Pod is the machine that a shim serves, with its container.
+// Pod is the machine that a shim serves, with its containers.
 type Pod struct {
 	env Env
 	// ctx ends when the shim does; what is being created then is given up.
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	mu        sync.Mutex
-	creating  string     // the id of a container that is being created
-	container *container // nil before Create and after Delete
-	idle      sync.Cond  // creating has become ""
+	mu    sync.Mutex
+	slots map[string]*slot
+	// machine is nil before it is asked for, and again when it has ended and nothing tells of it any more.
+	machine *machine
+	settled sync.Cond // something that was being made has come to an end
 }
 
-// New makes a pod without a machine: Create makes that.
+// slot is a container's place in the pod, from the request for it to its deletion.
+type slot struct {
+	c *container // nil before the guest is asked for it
+	// created: the container can be asked for. Before that only the guest may tell of it.
+	created bool
+}
+
+// New makes a pod without a machine.
 func New(env Env) *Pod {
-	p := &Pod{env: env}
+	p := &Pod{env: env, slots: map[string]*slot{}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.idle.L = &p.mu
+	p.settled.L = &p.mu
 	return p
 }
 
-// reserve makes sure that a container is created once, and alone.
+// reserve makes sure that a container is created once.
 func (p *Pod) reserve(id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	other := p.creating
-	if p.container != nil {
-		other = p.container.id
-	}
-	switch {
-	case p.ctx.Err() != nil:
+	if p.ctx.Err() != nil {
 		return errdefs.ErrUnavailable.WithMessage("the shim is shutting down")
-	case other == id:
-		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("container %s already exists", id))
-	case other != "":
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("this shim serves container %s; a second one in its virtual machine is not supported by this version", other))
 	}
-	p.creating = id
+	if p.slots[id] != nil {
+		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("container %s already exists", id))
+	}
+	p.slots[id] = &slot{}
 	return nil
 }
 
-// settled ends a reservation, with the container or without.
-func (p *Pod) settled(c *container) {
+// expect lets events of a container that is being created find it.
+func (p *Pod) expect(c *container) {
 	p.mu.Lock()
-	p.creating, p.container = "", c
-	p.idle.Broadcast()
+	p.slots[c.id].c = c
+	p.mu.Unlock()
+}
+
+// created ends a creation that has succeeded.
+func (p *Pod) created(c *container) {
+	p.mu.Lock()
+	p.slots[c.id].created = true
+	if c.claim.first == "" {
+		c.claim.first = c.id
+	}
+	p.settled.Broadcast()
+	p.mu.Unlock()
+}
+
+// forget gives a container's place away, after a deletion or a creation that failed. With the last container the pod
+// forgets a machine that was theirs.
+func (p *Pod) forget(id string) {
+	p.mu.Lock()
+	delete(p.slots, id)
+	if len(p.slots) == 0 && p.machine != nil && p.machine.ended && !p.machine.sandbox {
+		p.machine = nil
+	}
+	p.settled.Broadcast()
 	p.mu.Unlock()
 }
 
@@ -83,10 +123,10 @@ func (p *Pod) settled(c *container) {
 func (p *Pod) get(id string) (*container, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.container == nil || p.container.id != id {
-		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s is not created", id))
+	if s := p.slots[id]; s != nil && s.created {
+		return s.c, nil
 	}
-	return p.container, nil
+	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s is not created", id))
 }
 
 // process finds a process of a container; execID "" is its init.
@@ -106,46 +146,86 @@ func (p *Pod) process(id, execID string) (*process, error) {
 	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s has no exec %s", id, execID))
 }
 
-// Idle tells whether no container exists or is being created.
-func (p *Pod) Idle() bool {
+// Retire tells whether the pod is of no use any more: nothing is in it or being made, and no container but the one with
+// that id has been announced by a start of the shim. If so, hide is called, which makes the shim unreachable. The pod's
+// lock keeps starts away meanwhile: they find the shim either reachable, and in use with that, or on its way out.
+func (p *Pod) Retire(ctx context.Context, id string, hide func()) bool {
+	if !p.idle() {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, retireLimit)
+	defer cancel()
+	unlock, err := p.env.Dir.Lock(ctx)
+	if err != nil {
+		p.env.Log.Info("the shim goes on: somebody is starting or ending it", "error", err)
+		return false
+	}
+	defer unlock()
+	others, err := p.env.Dir.Others(id)
+	if err != nil || len(others) > 0 || !p.idle() {
+		return false
+	}
+	hide()
+	return true
+}
+
+func (p *Pod) idle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.container == nil && p.creating == ""
+	return len(p.slots) == 0 && p.machine == nil
 }
 
 // PID is the machine's process, 0 while there is none. It never waits.
 func (p *Pod) PID() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.container == nil {
+	if p.machine == nil || p.machine.vm == nil {
 		return 0
 	}
-	return p.container.vm.PID()
+	return p.machine.vm.PID()
 }
 
 // Close ends whatever there is, in order, for a shim that has been told to end. It waits until ctx ends.
 func (p *Pod) Close(ctx context.Context) error {
 	p.cancel()
 	done := make(chan error, 1)
-	go func() {
-		p.mu.Lock()
-		for p.creating != "" {
-			p.idle.Wait()
-		}
-		c := p.container
-		p.mu.Unlock()
-		if c == nil {
-			done <- nil
-			return
-		}
-		err := c.vm.stop()
-		<-c.init.done
-		done <- err
-	}()
+	go func() { done <- p.end() }()
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
 		return errors.New("the virtual machine didn't stop in time")
 	}
+}
+
+// end waits for what is being made to give up, stops the machine and waits for the exits of what ran in it.
+func (p *Pod) end() error {
+	p.mu.Lock()
+	for p.busy() {
+		p.settled.Wait()
+	}
+	m := p.machine
+	var all []*container
+	for _, s := range p.slots {
+		all = append(all, s.c)
+	}
+	p.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	err := m.vm.stop()
+	for _, c := range all {
+		<-c.init.done
+	}
+	return err
+}
+
+// busy tells whether a container or the machine is being made. p.mu is held.
+func (p *Pod) busy() bool {
+	for _, s := range p.slots {
+		if !s.created {
+			return true
+		}
+	}
+	return p.machine != nil && p.machine.vm == nil
 }

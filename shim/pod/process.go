@@ -44,7 +44,8 @@ type process struct {
 	exit       Exit
 	early      *Exit // an exit that came before the start was published
 	io         *stdio.IO
-	cols, rows uint32 // an exec's terminal before its start
+	streams    []stdio.Stream // the guest's ends of io
+	cols, rows uint32         // an exec's terminal before its start
 	// stdinClosed: the input ends as soon as there is one.
 	stdinClosed bool
 	isDone      bool
@@ -129,6 +130,11 @@ func (p *process) attach(host *stdio.IO, g *guest.Guest) (_ *api.Stdio, err erro
 	host.Attach(st)
 	p.c.mu.Lock()
 	p.io = host
+	for _, s := range []stdio.Stream{st.Stdin, st.Stdout, st.Stderr} {
+		if s != nil {
+			p.streams = append(p.streams, s)
+		}
+	}
 	closed := p.stdinClosed
 	p.c.mu.Unlock()
 	if closed {
@@ -140,9 +146,12 @@ func (p *process) attach(host *stdio.IO, g *guest.Guest) (_ *api.Stdio, err erro
 // closeIO ends the copying, for a process that never ran or that is deleted.
 func (p *process) closeIO() {
 	p.c.mu.Lock()
-	host := p.io
+	host, streams := p.io, p.streams
 	p.c.mu.Unlock()
 	if host != nil {
 		host.Close()
+	}
+	for _, s := range streams {
+		s.Close() // what the guest still sends is nobody's
 	}
 }

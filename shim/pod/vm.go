@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/vmm"
 )
@@ -24,6 +25,8 @@ const (
 	silenceRetries = 3
 	// panicGrace is how long a machine whose agent channel has ended has to end by itself and say why.
 	panicGrace = 2 * time.Second
+	// unplugLimit is how long the guest may take to let disks go that it has unmounted.
+	unplugLimit = 5 * time.Second
 )
 
 // vm is the machine with its agent. It has one latch, down: closed when the machine is of no use any more, for whatever
@@ -35,15 +38,19 @@ type vm struct {
 	timeout func(time.Duration) time.Duration
 
 	down chan struct{}
+	lost uint32 // the exit status of what was running then; read after down
 	// ended says that this shim ends the machine, on purpose.
 	ended   atomic.Bool
 	stopped chan struct{} // closed when stop has finished
 	once    sync.Once
-	stopErr error // read after stopped
+	stopErr error     // read after stopped
+	strange sync.Once // an event that is logged no more than once
+	// undone is called when nothing is left of the machine.
+	undone func() error
 }
 
-func newVM(m vmm.Machine, g *guest.Guest, log *slog.Logger, timeout func(time.Duration) time.Duration) *vm {
-	v := &vm{machine: m, guest: g, log: log, timeout: timeout, down: make(chan struct{}), stopped: make(chan struct{})}
+func newVM(m vmm.Machine, g *guest.Guest, log *slog.Logger, timeout func(time.Duration) time.Duration, undone func() error) *vm {
+	v := &vm{machine: m, guest: g, log: log, timeout: timeout, undone: undone, down: make(chan struct{}), stopped: make(chan struct{})}
 	go v.watch()
 	go v.keepTime()
 	return v
@@ -52,9 +59,27 @@ func newVM(m vmm.Machine, g *guest.Guest, log *slog.Logger, timeout func(time.Du
 // PID is the machine's, which is the pid of all its processes for containerd.
 func (v *vm) PID() int { return v.machine.PID() }
 
+// isDown tells whether the machine is of no use any more.
+func (v *vm) isDown() bool {
+	select {
+	case <-v.down:
+		return true
+	default:
+		return false
+	}
+}
+
 // watch closes the latch.
 func (v *vm) watch() {
-	defer close(v.down)
+	v.awaitEnd()
+	v.lost = v.status()
+	if !v.ended.Load() {
+		v.log.Error("the virtual machine is down", "reason", v.why())
+	}
+	close(v.down)
+}
+
+func (v *vm) awaitEnd() {
 	select {
 	case <-v.machine.Done():
 		return
@@ -72,7 +97,7 @@ func (v *vm) watch() {
 	}
 }
 
-// status is the exit status of what was running when the machine went down.
+// status is the exit status of what is running when the machine goes down.
 func (v *vm) status() uint32 {
 	var death *vmm.DeathError
 	if v.ended.Load() || errors.As(v.machine.Err(), &death) && death.Killed {
@@ -128,6 +153,13 @@ func (v *vm) keepTime() {
 	}
 }
 
+// answers tells whether the agent does, within the limit.
+func (v *vm) answers(limit time.Duration) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), v.timeout(limit))
+	defer cancel()
+	return v.guest.SyncTime(ctx) == nil
+}
+
 // stop ends the machine in order, once, and waits for it: the guest kills what runs, syncs and unmounts before the power
 // goes. Nothing is left afterwards if the error is nil.
 func (v *vm) stop() error {
@@ -172,13 +204,56 @@ func (v *vm) kill(reason string) {
 	})
 }
 
+// discard ends a machine in which nothing has run yet.
+func (v *vm) discard() error {
+	v.once.Do(func() {
+		v.ended.Store(true)
+		defer close(v.stopped)
+		v.end()
+	})
+	<-v.stopped
+	return v.stopErr
+}
+
 // end stops the machine without waiting for the guest.
 func (v *vm) end() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := v.machine.Stop(ctx); err != nil {
+	err := v.machine.Stop(ctx)
+	v.guest.Close() // always nil
+	if err == nil {
+		err = v.undone()
+	}
+	if err != nil {
 		v.stopErr = fmt.Errorf("stop the machine: %w", err)
 		v.log.Error("stop the machine", "error", err)
 	}
-	v.guest.Close() // always nil
+}
+
+// takeOut takes a container out of a machine that goes on: the guest kills what is left of it, syncs and unmounts; then
+// its disks go, whichever of them there are. All of it may have been done before.
+func (v *vm) takeOut(id string, serials []string) error {
+	_, err := v.guest.DeleteContainer(context.Background(), &api.ContainerRequest{Id: id})
+	if err == nil {
+		err = v.unplug(serials)
+	}
+	if errors.Is(err, guest.ErrGone) || errors.Is(err, vmm.ErrGone) || err != nil && v.isDown() {
+		return v.stop() // it has ended meanwhile, and takes everything with it
+	}
+	if err != nil {
+		return fmt.Errorf("take container %s out of the virtual machine: %w", id, err)
+	}
+	return nil
+}
+
+func (v *vm) unplug(serials []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), v.timeout(unplugLimit))
+	defer cancel()
+	var errs []error
+	for _, serial := range serials {
+		if err := v.machine.RemoveDisk(ctx, serial); err != nil && !errors.Is(err, vmm.ErrNoDisk) {
+			errs = append(errs, fmt.Errorf("unplug root disk %s: %w", serial, err))
+		}
+	}
+	return errors.Join(errs...)
 }

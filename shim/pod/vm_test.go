@@ -26,7 +26,7 @@ func newTestVM(t *testing.T) (*vm, *fake.Machine) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := newVM(m, g, slog.New(slog.NewTextHandler(t.Output(), nil)), hasty)
+	v := newVM(m, g, slog.New(slog.NewTextHandler(t.Output(), nil)), hasty, func() error { return nil })
 	t.Cleanup(func() { v.stop() }) // the fake's never fails
 	return v, l.Last()
 }
@@ -58,8 +58,8 @@ func TestSilenceIsTheEnd(t *testing.T) {
 	v, m := newTestVM(t)
 	defer m.Guest.Freeze()()
 	awaitDown(t, v)
-	if !m.Stopped() || v.status() != statusKilled {
-		t.Errorf("stopped %v, status %d", m.Stopped(), v.status())
+	if !m.Stopped() || v.lost != statusKilled {
+		t.Errorf("stopped %v, status %d", m.Stopped(), v.lost)
 	}
 }
 
@@ -68,8 +68,8 @@ func TestLostChannel(t *testing.T) {
 	v, m := newTestVM(t)
 	m.HangUp()
 	awaitDown(t, v)
-	if v.status() != statusLost || v.why() == nil {
-		t.Errorf("status %d, because %v", v.status(), v.why())
+	if v.lost != statusLost || v.why() == nil {
+		t.Errorf("status %d, because %v", v.lost, v.why())
 	}
 }
 
@@ -104,11 +104,8 @@ func TestTransitionsAreComplete(t *testing.T) {
 
 func TestHostname(t *testing.T) {
 	for id, want := range map[string]string{"box": "box", strings.Repeat("a", 76): strings.Repeat("a", 63), strings.Repeat("a", 62) + "-b": strings.Repeat("a", 62)} {
-		if got := hostname("", id); got != want {
+		if got := hostname(id); got != want {
 			t.Errorf("%s: %s", id, got)
 		}
-	}
-	if got := hostname("mine", "box"); got != "mine" {
-		t.Error(got)
 	}
 }

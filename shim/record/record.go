@@ -1,12 +1,20 @@
-// Package record is what a shim leaves in its bundle beside containerd's own files, so that whoever comes after a
-// kill -9 can end what is left: `shim delete` reads it and undoes it.
+// Package record is what a shim leaves on the host, so that whoever comes after a kill -9 can end what is left: `shim
+// delete` reads it and undoes it. There are two places. A pod has a directory of its own below the run directory:
 //
 //	shim.pid          the server process; it holds a lock on this file as long as it lives
 //	address           the socket it listens on
-//	cube/state.json   what it has acquired outside its bundle (State)
-//	cube/exit.json    how the container ended (Exit)
+//	state.json        what it has acquired for all its containers (PodState)
+//	members/<id>      a link to the bundle of each container
 //
-// Files are replaced by rename. They needn't survive the host: neither does what they tell of.
+// And each container has in its bundle, beside containerd's own files:
+//
+//	cube/pod          a link to the pod's directory
+//	cube/state.json   what was acquired for this container (State)
+//	cube/exit.json    how the container ended (Exit)
+//	cube/config.toml  the configuration that came with the request, if one did
+//
+// Nothing of a pod is in a bundle: the container that came first may be deleted before the others. Files are replaced by
+// rename. They needn't survive the host: neither does what they tell of.
 package record
 
 import (
@@ -16,78 +24,71 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// State is what a shim has acquired outside its bundle. It is written before the first such thing exists.
-type State struct {
-	ID        string `json:"id"`
-	Namespace string `json:"namespace"`
-	// MachineDir is the directory of the machine; the vmm packages know how to undo all that it stands for.
-	MachineDir string `json:"machineDir"`
-	// ConfigFile is the configuration that the machine was made with, "" for the default one.
-	ConfigFile string `json:"configFile,omitempty"`
-	// PID is the machine's process, which is the task's pid. 0 while it isn't known.
-	PID int `json:"pid,omitempty"`
-	// Poststop are the hooks that are due when the container is removed.
-	Poststop []specs.Hook `json:"poststop,omitempty"`
-	// Created is false until the container existed: only then are its poststop hooks due.
-	Created bool `json:"created,omitempty"`
-	// Undone says that nothing of all this is left.
-	Undone bool `json:"undone,omitempty"`
-}
-
-// Exit is how a container's first process ended.
-type Exit struct {
-	PID    int       `json:"pid"`
-	Status uint32    `json:"status"`
-	At     time.Time `json:"at"`
-}
-
-// Dir is a bundle's records.
-type Dir string
-
-func (d Dir) path(name string) string { return filepath.Join(string(d), "cube", name) }
-
-// SaveState replaces the state.
-func (d Dir) SaveState(s State) error { return d.save("state.json", s) }
-
-// State reads the state; the error is fs.ErrNotExist where none was ever saved.
-func (d Dir) State() (s State, err error) { return s, d.load("state.json", &s) }
-
-// SaveExit replaces the exit.
-func (d Dir) SaveExit(e Exit) error { return d.save("exit.json", e) }
-
-// Exit reads the exit; the error is fs.ErrNotExist while the container hasn't ended.
-func (d Dir) Exit() (e Exit, err error) { return e, d.load("exit.json", &e) }
-
-func (d Dir) save(name string, v any) error {
+// save replaces a file by the value in JSON.
+func save(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	path := d.path(name)
-	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("record %s: %w", name, err)
+	return replace(path, b)
+}
+
+// replace replaces a file, in a directory that is made if need be.
+func replace(path string, content []byte) error {
+	if err := mkdir(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("record %s: %w", filepath.Base(path), err)
 	}
-	if err := os.WriteFile(path+".new", b, 0o600); err != nil {
-		return fmt.Errorf("record %s: %w", name, err)
+	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+		return fmt.Errorf("record %s: %w", filepath.Base(path), err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
-		return fmt.Errorf("record %s: %w", name, err)
+		return fmt.Errorf("record %s: %w", filepath.Base(path), err)
 	}
 	return nil
 }
 
-func (d Dir) load(name string, v any) error {
-	b, err := os.ReadFile(d.path(name))
+// link makes path a symbolic link to target, whatever it was.
+func link(target, path string) error {
+	if err := mkdir(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("record %s: %w", filepath.Base(path), err)
+	}
+	if old, err := os.Readlink(path); err == nil && old == target {
+		return nil
+	}
+	if err := remove(path); err != nil {
+		return fmt.Errorf("record %s: %w", filepath.Base(path), err)
+	}
+	if err := os.Symlink(target, path); err != nil {
+		return fmt.Errorf("record %s: %w", filepath.Base(path), err)
+	}
+	return nil
+}
+
+func mkdir(dir string) error {
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+func remove(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func load(path string, v any) error {
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return fmt.Errorf("read %s: %w", d.path(name), err)
+		return fmt.Errorf("read %s: %w", path, err)
 	}
 	return nil
 }

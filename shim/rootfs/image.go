@@ -42,7 +42,7 @@ func (r *Root) images(src Source) error {
 		return invalid("%d rootfs mounts, and none that puts them together", len(layers))
 	}
 	for _, m := range layers {
-		if err := r.image(src.Owner, m); err != nil {
+		if err := r.image(src, m); err != nil {
 			return err
 		}
 	}
@@ -56,7 +56,7 @@ func (r *Root) images(src Source) error {
 }
 
 // image opens one image and adds it.
-func (r *Root) image(owner string, m *types.Mount) error {
+func (r *Root) image(src Source, m *types.Mount) error {
 	fstype := m.Type
 	if fstype == guestmark.MountType { // the cube snapshotter's ext4, after a guest had it
 		fstype = "ext4"
@@ -87,7 +87,7 @@ func (r *Root) image(owner string, m *types.Mount) error {
 	if err != nil {
 		return err
 	}
-	return r.add(owner, f, fstype, readOnly, options)
+	return r.add(src, f, fstype, readOnly, options)
 }
 
 // open opens an image for a machine. One that may be written is marked first, so that nobody mounts it on the host

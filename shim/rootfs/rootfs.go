@@ -29,6 +29,8 @@ const maxDisks = 120
 type Source struct {
 	// Owner is the container's id; the disks' serials are made from it.
 	Owner string
+	// Plugged: the machine is there already, so it can have no disk from its start; Take finds none.
+	Plugged bool
 	// Mounts are containerd's. Where there are none, Dir is the root.
 	Mounts []*types.Mount
 	Dir    string
@@ -93,7 +95,7 @@ func (r *Root) pack(ctx context.Context, src Source, mounts []*types.Mount) erro
 		return err
 	}
 	r.Packed = true
-	return r.add(src.Owner, f, "ext4", false, nil)
+	return r.add(src, f, "ext4", false, nil)
 }
 
 // Take takes the disk that the machine can have from its start out of Disks, and returns its image, nil when there is
@@ -109,14 +111,14 @@ func (r *Root) Take() *os.File {
 }
 
 // add appends a disk, which owns f then. The first writable one is what Take takes.
-func (r *Root) add(owner string, f *os.File, fstype string, readOnly bool, options []string) error {
+func (r *Root) add(src Source, f *os.File, fstype string, readOnly bool, options []string) error {
 	fi, err := f.Stat()
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
 	serial := vmm.RootSerial
-	if readOnly || slices.ContainsFunc(r.Guest.Disks, func(d *api.Disk) bool { return d.Serial == vmm.RootSerial }) {
-		serial = Serial(owner, len(r.Disks))
+	if src.Plugged || readOnly || slices.ContainsFunc(r.Guest.Disks, func(d *api.Disk) bool { return d.Serial == vmm.RootSerial }) {
+		serial = Serial(src.Owner, len(r.Disks))
 	}
 	if readOnly {
 		options = append(options, "ro")

@@ -187,7 +187,7 @@ func TestMachineDeath(t *testing.T) {
 			if took := time.Since(began); took > 5*time.Second {
 				t.Errorf("took %s", took)
 			}
-			if e, err := record.Dir(h.bundle).Exit(); err != nil || e.Status != status {
+			if e, err := record.Bundle(h.bundle).Exit(); err != nil || e.Status != status {
 				t.Errorf("recorded exit %+v, %v", e, err)
 			}
 			list := h.until("/tasks/exit box/box")

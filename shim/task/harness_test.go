@@ -67,11 +67,15 @@ func newHarness(t *testing.T) *harness {
 	t.Setenv("CUBE_TIMEOUT_SCALE", testScale)
 	h.must(os.MkdirAll(filepath.Join(h.bundle, "rootfs"), 0o700))
 	h.must(os.WriteFile(h.image, make([]byte, 1<<20), 0o600))
+	podDir := record.Pod(filepath.Join(h.runDir, "pods", "0123456789abcdef"))
+	h.must(os.MkdirAll(string(podDir), 0o700))
 
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h.events = pod.NewEvents("testing", h.recorder, log)
 	p := pod.New(pod.Env{
+		ID:        cid,
 		Namespace: "testing",
+		Dir:       podDir,
 		Events:    h.events,
 		Log:       log,
 		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
@@ -194,7 +198,7 @@ func (h *harness) state(execID string) *taskapi.StateResponse {
 
 func (h *harness) record() record.State {
 	h.Helper()
-	s, err := record.Dir(h.bundle).State()
+	s, err := record.Bundle(h.bundle).State()
 	h.must(err)
 	return s
 }

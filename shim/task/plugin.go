@@ -2,6 +2,7 @@ package task
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/manager"
 	"github.com/cubesandbox/cube/shim/pod"
+	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/vmm"
 )
 
@@ -59,12 +61,26 @@ func load(ic *plugin.InitContext, m Machines) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	bundle, err := os.Getwd() // of the container that the process was started for
+	if err != nil {
+		return nil, err
+	}
+	dir, err := record.Bundle(bundle).Pod()
+	if err != nil {
+		return nil, fmt.Errorf("find the pod's directory: %w", err)
+	}
+	state, err := dir.State()
+	if err != nil {
+		return nil, err
+	}
 	// pkg/shim has made stderr containerd's log fifo.
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level()})).With("runtime", "io.cube.v2")
 	to := publisher.(shim.Publisher)
 	events := pod.NewEvents(namespace, to, logger)
 	p := pod.New(pod.Env{
+		ID:        state.ID,
 		Namespace: namespace,
+		Dir:       dir,
 		Events:    events,
 		Log:       logger,
 		Launcher:  func(cfg *config.Config) vmm.Launcher { return m.Launcher(cfg, logger) },

@@ -246,16 +246,18 @@ func (s *Service) Connect(context.Context, *taskapi.ConnectRequest) (*taskapi.Co
 }
 
 // Shutdown ends the shim if it serves no container. An error would make containerd repeat the delete, so there is none.
-func (s *Service) Shutdown(context.Context, *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
-	if !s.pod.Idle() {
-		return empty, nil
+func (s *Service) Shutdown(ctx context.Context, r *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
+	if s.pod.Retire(ctx, r.ID, s.hide) {
+		s.shutdown.Shutdown()
 	}
+	return empty, nil
+}
+
+// hide removes the socket: containerd removes the bundle as soon as it has the answer.
+func (s *Service) hide() {
 	if s.socket != "" {
-		// containerd removes the bundle as soon as it has the answer, and with it the way to find the socket.
 		os.Remove(s.socket) // `shim delete` tries again
 	}
-	s.shutdown.Shutdown()
-	return empty, nil
 }
 
 // Pause isn't there yet.

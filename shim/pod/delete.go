@@ -1,0 +1,60 @@
+package pod
+
+import (
+	"context"
+	eventsapi "github.com/containerd/containerd/api/events"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Delete forgets a process that has stopped or never ran. With the container's init the machine goes.
+func (p *Pod) Delete(ctx context.Context, id, execID string) (pid int, exit Exit, err error) {
+	t, err := p.process(id, execID)
+	if err != nil {
+		return 0, Exit{}, err
+	}
+	if err := t.acquire(ctx); err != nil {
+		return 0, Exit{}, err
+	}
+	defer t.release()
+	c := t.c
+	c.mu.Lock()
+	state := t.state
+	c.mu.Unlock()
+	if err := state.check(opDelete, t.name()); err != nil {
+		return 0, Exit{}, err
+	}
+	if state == Created {
+		if execID == "" {
+			c.exited(t, statusKilled)
+		} else {
+			c.notStarted(t, 0) // as runc's shim tells it
+		}
+	}
+	select {
+	case <-t.done:
+	case <-ctx.Done():
+		return 0, Exit{}, ctx.Err()
+	}
+	if execID == "" {
+		if err := c.remove(); err != nil {
+			// What has stopped can always be deleted; `shim delete` follows and undoes the rest by the record.
+			c.log.Error("clean up after the container", "error", err)
+		}
+	}
+	t.closeIO()
+	c.mu.Lock()
+	t.state = Deleted
+	exit = t.exit
+	delete(c.execs, execID)
+	c.mu.Unlock()
+	if execID == "" {
+		c.events.Send(&eventsapi.TaskDelete{
+			ContainerID: id,
+			Pid:         uint32(c.vm.PID()),
+			ExitStatus:  exit.Status,
+			ExitedAt:    timestamppb.New(exit.At),
+		})
+		p.forget(id)
+	}
+	return c.vm.PID(), exit, nil
+}

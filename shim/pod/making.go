@@ -1,0 +1,181 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/shim/guest"
+	"github.com/cubesandbox/cube/shim/record"
+	"github.com/cubesandbox/cube/vmm"
+)
+
+// identifyLimit bounds the greeting of the agent in a machine that has already answered once.
+const identifyLimit = 10 * time.Second
+
+// making is the making of a machine: what there is of it so far. Its steps are claim, launch and identify.
+type making struct {
+	*Pod
+	cfg      *config.Config
+	log      *slog.Logger
+	hostname string
+	request  vmm.Request // what the machine is to be
+
+	undo    undo.Stack
+	state   record.PodState
+	machine vmm.Machine
+	guest   *guest.Guest
+	vm      *vm // after identify
+}
+
+// newMaking prepares to make a machine. configFile is where cfg is from, "" for the default.
+func (p *Pod) newMaking(cfg *config.Config, configFile string, shape vmm.Shape) *making {
+	dir := filepath.Join(cfg.VMDir(), fmt.Sprintf("%s-%s", p.env.ID, shortName(p.env.Dir)))
+	return &making{
+		Pod:      p,
+		cfg:      cfg,
+		log:      p.env.Log.With("pod", p.env.ID),
+		hostname: p.env.ID,
+		request:  vmm.Request{ID: p.env.ID, Dir: dir, Shape: shape},
+		state:    record.PodState{ID: p.env.ID, Namespace: p.env.Namespace, MachineDir: dir, ConfigFile: configFile},
+	}
+}
+
+// shortName tells pods of one id apart: two containerds on one host, or two of their namespaces, may both have one.
+func shortName(dir record.Pod) string {
+	const enough = 8
+	name := filepath.Base(string(dir))
+	return name[:min(len(name), enough)]
+}
+
+// claim makes the machine's directory, after having written down that it will be there.
+func (k *making) claim() error {
+	if err := k.cleanUp(); err != nil {
+		return err
+	}
+	if err := k.env.Dir.SaveState(k.state); err != nil {
+		return err
+	}
+	k.undo.Push(func() error { return k.env.Cleanup(k.cfg, k.request.Dir) })
+	if err := os.MkdirAll(k.request.Dir, 0o700); err != nil {
+		return fmt.Errorf("make the machine's directory: %w", err)
+	}
+	return nil
+}
+
+// cleanUp undoes what an earlier shim of this pod has left. The pod's lock is ours, so nobody alive owns it.
+func (k *making) cleanUp() error {
+	old, err := k.env.Dir.State()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for dir, file := range map[string]string{old.MachineDir: old.ConfigFile, k.request.Dir: k.state.ConfigFile} {
+		if _, err := os.Lstat(dir); dir == "" || errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		k.log.Warn("clean up what an earlier shim of this pod has left", "dir", dir)
+		cfg, err := config.Load(file)
+		if err == nil {
+			err = k.env.Cleanup(cfg, dir)
+		}
+		if err != nil {
+			return fmt.Errorf("clean up what an earlier shim has left in %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// launch makes the machine. root may be nil.
+func (k *making) launch(ctx context.Context, root *os.File) error {
+	began := time.Now()
+	r := k.request
+	r.Root = root
+	m, err := k.env.Launcher(k.cfg).Launch(ctx, r)
+	if err != nil {
+		return err
+	}
+	k.machine = m
+	k.undo.Push(k.stopMachine)
+	k.log.Debug("machine launched", "took", time.Since(began), "pid", m.PID(), "shape", m.Shape())
+	k.state.PID = m.PID()
+	return k.env.Dir.SaveState(k.state)
+}
+
+// identify greets the agent and gives the guest its identity, before which nothing of a workload runs in it.
+func (k *making) identify(ctx context.Context) (_ *vm, err error) {
+	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout(identifyLimit))
+	defer cancel()
+	if k.guest, err = guest.Connect(ctx, k.machine.Agent(), k.cfg.Timeout); err != nil {
+		return nil, k.deathOf(err)
+	}
+	if _, err = k.guest.Identify(ctx, hostname(k.hostname), k.env.ID); err != nil {
+		return nil, k.deathOf(err)
+	}
+	k.vm = newVM(k.machine, k.guest, k.log, k.cfg.Timeout, k.undone)
+	go k.dispatch(k.vm)
+	return k.vm, nil
+}
+
+// deathOf prefers the machine's own reason to that of a call that failed because of it. The channel ends a little before
+// the machine.
+func (k *making) deathOf(err error) error {
+	if k.guest != nil {
+		select {
+		case <-k.guest.Done():
+		default:
+			return err
+		}
+	}
+	timer := time.NewTimer(k.cfg.Timeout(panicGrace))
+	defer timer.Stop()
+	select {
+	case <-k.machine.Done():
+		if death := k.machine.Err(); death != nil {
+			return death
+		}
+	case <-timer.C:
+	}
+	return err
+}
+
+// hostname is a name as far as it is a host name.
+func hostname(name string) string {
+	const longest = 63 // of a label, RFC 1123
+	return strings.Trim(name[:min(len(name), longest)], "._-")
+}
+
+// stopMachine undoes launch. Nothing in the guest is worth waiting for.
+func (k *making) stopMachine() error {
+	if k.vm != nil {
+		return k.vm.discard()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	err := k.machine.Stop(ctx)
+	if k.guest != nil {
+		k.guest.Close() // always nil
+	}
+	return err
+}
+
+// release undoes all steps so far. The record goes on saying what is left if there is anything.
+func (k *making) release() error {
+	if err := k.undo.Release(); err != nil {
+		return err
+	}
+	return k.undone()
+}
+
+// undone notes that nothing is left of the machine.
+func (k *making) undone() error {
+	k.state.Undone = true
+	return k.env.Dir.SaveState(k.state)
+}
