@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/process"
@@ -61,7 +62,7 @@ func (u *UIDs) Take(dir string, claim func(uid uint32) error) (uint32, error) {
 		return 0, fmt.Errorf("take a uid: %w", err)
 	}
 	for attempt := range 2 {
-		if attempt > 0 && u.sweep() == 0 {
+		if attempt > 0 && u.Sweep() == 0 {
 			break
 		}
 		first := rand.Uint32N(u.count)
@@ -132,32 +133,63 @@ func (u *UIDs) read(path string) (lock, error) {
 	return l, err
 }
 
-// sweep gives back what dead launching processes hold, and counts it. A uid under which anything still runs stays
-// taken.
-func (u *UIDs) sweep() (n int) {
-	unlock, err := u.lock()
-	if err != nil {
-		return 0
-	}
-	defer unlock()
+// Taken is a uid that is taken.
+type Taken struct {
+	UID   uint32
+	Owner process.ID // the launching process
+	Dir   string     // what it was taken for
+	Since time.Time
+}
+
+// Taken lists the uids that are taken. Those whose records can't be read aren't among them.
+func (u *UIDs) Taken() ([]Taken, error) {
 	entries, err := os.ReadDir(u.dir)
-	if err != nil {
-		return 0
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	var busy map[uint32]bool
+	if err != nil {
+		return nil, fmt.Errorf("list uids: %w", err)
+	}
+	var all []Taken
 	for _, e := range entries {
 		uid, err := strconv.ParseUint(e.Name(), 10, 32)
 		if err != nil {
 			continue
 		}
 		l, err := u.read(u.path(uint32(uid)))
-		if err != nil || l.Owner.Alive() {
+		if err != nil {
+			continue
+		}
+		t := Taken{UID: uint32(uid), Owner: l.Owner, Dir: l.Dir}
+		if info, err := e.Info(); err == nil {
+			t.Since = info.ModTime()
+		}
+		all = append(all, t)
+	}
+	return all, nil
+}
+
+// Sweep gives back what dead launching processes hold, and counts it. A uid under which anything still runs stays
+// taken.
+func (u *UIDs) Sweep() (n int) {
+	unlock, err := u.lock()
+	if err != nil {
+		return 0
+	}
+	defer unlock()
+	all, err := u.Taken()
+	if err != nil {
+		return 0
+	}
+	var busy map[uint32]bool
+	for _, t := range all {
+		if t.Owner.Alive() {
 			continue
 		}
 		if busy == nil {
 			busy = uidsInUse()
 		}
-		if !busy[uint32(uid)] && os.Remove(u.path(uint32(uid))) == nil {
+		if !busy[t.UID] && os.Remove(u.path(t.UID)) == nil {
 			n++
 		}
 	}

@@ -78,13 +78,13 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 		return nil, err
 	}
 	uid, err := d.uids.Take(s.Dir, func(uid uint32) error {
-		return rec.Update(func(r *record.State) { r.UID, r.Cgroup = uid, record.CgroupName(s.Dir, s.ID) })
+		return rec.Update(func(r *record.State) { r.UID, r.Cgroup = uid, record.CgroupName(d.cfg, s.Dir, s.ID) })
 	})
 	if err != nil {
 		return nil, err
 	}
 	u.Push(func() error { return d.uids.Release(uid, s.Dir) })
-	group, err := cgroup.Create(ctx, record.CgroupName(s.Dir, s.ID), limits(s), d.log)
+	group, err := cgroup.Create(ctx, record.CgroupName(d.cfg, s.Dir, s.ID), limits(s), d.log)
 	if err != nil {
 		return nil, err
 	}

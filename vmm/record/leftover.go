@@ -8,12 +8,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/flock"
 	"github.com/cubesandbox/cube/vmm/cgroup"
+	"github.com/cubesandbox/cube/vmm/jail"
 )
 
 // youth is how old a directory must be to count as left without a record: the longest that an owner needs to write one.
@@ -124,21 +126,24 @@ func lockAll(ctx context.Context, cfg *config.Config) (unlock func(), err error)
 	return unlock, nil
 }
 
-// CgroupName is what the control group of the machine in dir is called: by the id, for people; a word that its stack's
-// groups end with, so that stacks on one host know their own; and one for the machine, of which one id may have several
-// in as many containerd namespaces.
-func CgroupName(dir, id string) string {
-	return id + "-" + word(dir) + word(filepath.Dir(dir))
+// CgroupName is what the control group of the machine (or of a helper) in dir is called: by the id, for people; a word for
+// dir, since one id may have several in as many containerd namespaces; and one that all groups of the stack end with, so
+// that stacks on one host know their own. What it is for takes a uid for dir before it makes the group, and gives it back
+// after the group is gone.
+func CgroupName(cfg *config.Config, dir, id string) string {
+	return id + "-" + groupSuffix(cfg, dir)
 }
+
+func groupSuffix(cfg *config.Config, dir string) string { return word(dir) + word(cfg.VMDir()) }
 
 func word(path string) string {
 	sum := sha256.Sum256([]byte(path))
 	return fmt.Sprintf("%x", sum[:4])
 }
 
-// OrphanGroups lists the control groups of this stack's machines that have no directory any more.
+// OrphanGroups lists the control groups of this stack that nobody owns and no leftover machine stands for.
 func OrphanGroups(cfg *config.Config) ([]string, error) {
-	names, err := cgroup.List() // before the directories, which are there before and after their groups
+	names, err := cgroup.List() // first: whoever owns one has its uid before and after
 	if err != nil {
 		return nil, err
 	}
@@ -146,14 +151,23 @@ func OrphanGroups(cfg *config.Config) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	taken, err := jail.NewUIDs(cfg).Taken()
+	if err != nil {
+		return nil, err
+	}
 	owned := make(map[string]bool)
 	for _, dir := range dirs {
-		owned[word(dir)+word(cfg.VMDir())] = true
+		owned[groupSuffix(cfg, dir)] = true
+	}
+	for _, t := range taken {
+		if t.Owner.Alive() {
+			owned[groupSuffix(cfg, t.Dir)] = true
+		}
 	}
 	var orphans []string
 	for _, name := range names {
-		end := name[strings.LastIndexByte(name, '-')+1:]
-		if strings.HasSuffix(end, word(cfg.VMDir())) && len(end) == 2*len(word("")) && !owned[end] && cgroup.Exists(name) {
+		suffix := name[strings.LastIndexByte(name, '-')+1:]
+		if ours := len(suffix) == len(groupSuffix(cfg, "")) && strings.HasSuffix(suffix, word(cfg.VMDir())); ours && !owned[suffix] && cgroup.Exists(name) {
 			orphans = append(orphans, name)
 		}
 	}
@@ -171,10 +185,8 @@ func RemoveOrphanGroup(ctx context.Context, cfg *config.Config, name string) err
 	if err != nil {
 		return err
 	}
-	for _, o := range orphans {
-		if o == name {
-			return cgroup.Remove(ctx, name)
-		}
+	if !slices.Contains(orphans, name) {
+		return nil
 	}
-	return nil
+	return cgroup.Remove(ctx, name)
 }

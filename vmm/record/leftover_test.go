@@ -14,6 +14,7 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/flock"
 	"github.com/cubesandbox/cube/vmm/cgroup"
+	"github.com/cubesandbox/cube/vmm/jail"
 )
 
 // orphan makes a machine whose owner is gone.
@@ -127,7 +128,7 @@ func TestOrphanGroups(t *testing.T) {
 	cfg, other := newConfig(t), newConfig(t)
 	makeGroup := func(cfg *config.Config, name string) string {
 		t.Helper()
-		group := CgroupName(filepath.Join(cfg.VMDir(), name), fmt.Sprintf("test-%d-%s", os.Getpid(), name))
+		group := CgroupName(cfg, filepath.Join(cfg.VMDir(), name), fmt.Sprintf("test-%d-%s", os.Getpid(), name))
 		if _, err := cgroup.Create(t.Context(), group, cgroup.Limits{Memory: 64 << 20, PIDs: 20}, slog.Default()); err != nil {
 			t.Fatal(err)
 		}
@@ -141,15 +142,22 @@ func TestOrphanGroups(t *testing.T) {
 	}
 	machineDir(t, cfg, "owned")
 	owned, left, others := makeGroup(cfg, "owned"), makeGroup(cfg, "left"), makeGroup(other, "left")
+	// A helper's isn't for a machine, but for something that this process has taken a uid for.
+	helpers := makeGroup(cfg, "helper")
+	if _, err := jail.NewUIDs(cfg).Take(filepath.Join(cfg.VMDir(), "helper"), func(uint32) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
 	if got, err := OrphanGroups(cfg); err != nil || !slices.Equal(got, []string{left}) {
 		t.Errorf("got %v, %v; want %s", got, err, left)
 	}
-	for _, name := range []string{owned, left, others} {
+	for _, name := range []string{owned, left, others, helpers} {
 		if err := RemoveOrphanGroup(t.Context(), cfg, name); err != nil {
 			t.Error(err)
 		}
 	}
-	if !cgroup.Exists(owned) || cgroup.Exists(left) || !cgroup.Exists(others) {
-		t.Errorf("exist: owned %v, left %v, another stack's %v", cgroup.Exists(owned), cgroup.Exists(left), cgroup.Exists(others))
+	for name, want := range map[string]bool{owned: true, helpers: true, left: false, others: true} {
+		if cgroup.Exists(name) != want {
+			t.Errorf("%s exists: %v", name, !want)
+		}
 	}
 }
