@@ -25,7 +25,7 @@ var programs = map[string]func(p *process) (status uint32, ends bool){
 	// lines N S writes N lines and ends with status S.
 	"lines": func(p *process) (uint32, bool) {
 		for i := range p.number(1) {
-			p.write(strings.NewReader(fmt.Sprintf("line %d\n", i+1)))
+			p.say("line", i+1)
 		}
 		return p.number(2), true
 	},
@@ -64,17 +64,24 @@ var programs = map[string]func(p *process) (status uint32, ends bool){
 	},
 	// clock writes the time, in seconds.
 	"clock": func(p *process) (uint32, bool) {
-		p.write(strings.NewReader(strconv.FormatInt(time.Now().Unix(), 10)))
+		p.say(time.Now().Unix())
 		return 0, true
 	},
 	// memory writes the container's memory limit.
 	"memory": func(p *process) (uint32, bool) {
-		p.write(strings.NewReader(strconv.FormatInt(p.agent.memory(p.container), 10)))
+		p.say(p.agent.memory(p.container))
 		return 0, true
 	},
 	// namespace TYPE writes the id of the container whose namespace it is in.
 	"namespace": func(p *process) (uint32, bool) {
-		p.write(strings.NewReader(p.agent.namespace(p.container, p.args[1])))
+		p.say(p.agent.namespace(p.container, p.args[1]))
+		return 0, true
+	},
+	// size writes the rows and columns of its terminal.
+	"size": func(p *process) (uint32, bool) {
+		var columns, rows int
+		fmt.Sscanf(p.agent.Size(p.container, p.execID), "%dx%d", &columns, &rows)
+		p.say(rows, columns)
 		return 0, true
 	},
 }
@@ -90,6 +97,9 @@ func (p *process) write(r io.Reader) {
 		io.Copy(unpausedWriter{p}, r) // the reader may go
 	}
 }
+
+// say writes a line.
+func (p *process) say(words ...any) { p.write(strings.NewReader(fmt.Sprintln(words...))) }
 
 type unpausedWriter struct{ p *process }
 

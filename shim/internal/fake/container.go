@@ -175,6 +175,9 @@ func (a *Agent) ExecProcess(_ context.Context, r *api.ExecProcessRequest) (*api.
 	if err := p.startable(); err != nil {
 		return nil, err
 	}
+	if r.Columns != 0 {
+		p.size = fmt.Sprintf("%dx%d", r.Columns, r.Rows)
+	}
 	if err := a.addExec(r.Id, p); err != nil {
 		p.close()
 		return nil, err

@@ -1,0 +1,166 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	eventsapi "github.com/containerd/containerd/api/services/ttrpc/events/v1"
+	"github.com/containerd/containerd/v2/version"
+	"github.com/containerd/ttrpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cubesandbox/cube/integration/stack"
+	"github.com/cubesandbox/cube/internal/config"
+)
+
+// namespace is the containerd namespace of all containers.
+const namespace = "conformance"
+
+// limit bounds every single step, on a host at scale 1.
+const limit = 60 * time.Second
+
+// daemon is what a shim sees of containerd: directories, an environment and a service that takes events.
+type daemon struct {
+	binary string
+	cfg    *config.Config
+	stack  stack.Stack // only for its leaks
+	events *recorder
+	server *ttrpc.Server
+	env    []string
+	ids    atomic.Int64
+	images images
+}
+
+// newDaemon makes one for a shim's binary.
+func newDaemon(binary string) (*daemon, error) {
+	dir, err := os.MkdirTemp("/var/tmp", "cube-conf-")
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{binary: binary, events: newRecorder(), images: images{dir: dir}}
+	artefacts := os.Getenv("CUBE_ARTEFACTS")
+	if artefacts == "" {
+		artefacts = filepath.Join(config.Default().StateDir, "artefacts")
+	}
+	file := filepath.Join(dir, "config.toml")
+	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nartefacts = %q\n", filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), artefacts)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	if d.cfg, err = config.Load(file); err != nil {
+		return nil, err
+	}
+	d.stack = stack.Stack{Dir: dir, Config: d.cfg}
+	for _, dir := range []string{d.cfg.RunDir, d.cfg.StoreDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("unix", d.eventSocket())
+	if err != nil {
+		return nil, err
+	}
+	if d.server, err = ttrpc.NewServer(); err != nil {
+		return nil, err
+	}
+	eventsapi.RegisterTTRPCEventsService(d.server, d.events)
+	go d.server.Serve(context.Background(), l) // ends with close
+	d.env = append(os.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=2", config.FileEnv+"="+file,
+		"TTRPC_ADDRESS="+d.eventSocket(), "GRPC_ADDRESS="+d.grpcAddress(), "NAMESPACE="+namespace)
+	return d, nil
+}
+
+func (d *daemon) fake() bool { return filepath.Base(d.binary) == "containerd-shim-fake" }
+
+func (d *daemon) eventSocket() string { return filepath.Join(d.cfg.RunDir, "containerd.sock.ttrpc") }
+
+// grpcAddress is where containerd would be; a shim only makes a name of it.
+func (d *daemon) grpcAddress() string { return filepath.Join(d.cfg.RunDir, "containerd.sock") }
+
+func (d *daemon) sockets() string { return filepath.Join(d.cfg.RunDir, "s") }
+
+// close ends the daemon and says what is left of the shims.
+func (d *daemon) close() error {
+	errs := []error{d.server.Close()}
+	leaks := d.leaks()
+	for end := time.Now().Add(d.cfg.Timeout(5 * time.Second)); len(leaks) > 0 && time.Now().Before(end); leaks = d.leaks() {
+		time.Sleep(20 * time.Millisecond) // what has been killed may still be on its way out
+	}
+	for _, l := range leaks {
+		errs = append(errs, fmt.Errorf("left behind: %s", l))
+	}
+	return errors.Join(append(errs, os.RemoveAll(d.stack.Dir), os.RemoveAll(d.cfg.RunDir))...)
+}
+
+func (d *daemon) leaks() []string {
+	leaks := d.stack.Leaks()
+	for _, dir := range []string{d.sockets(), filepath.Join(d.cfg.RunDir, "pods")} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			leaks = append(leaks, "file: "+filepath.Join(dir, e.Name()))
+		}
+	}
+	return leaks
+}
+
+// context bounds one step of a test, clean-up included.
+func (d *daemon) context(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.Timeout(limit))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// command is one call of the binary by containerd.
+func (d *daemon) command(ctx context.Context, id, bundle, action string, flags ...string) *exec.Cmd {
+	args := append([]string{"-namespace", namespace, "-address", d.grpcAddress(), "-publish-binary", "/usr/bin/containerd", "-id", id}, flags...)
+	cmd := exec.CommandContext(ctx, d.binary, append(args, action)...)
+	cmd.Dir, cmd.Env = bundle, d.env
+	return cmd
+}
+
+// start is containerd's: whatever comes on stdout and stderr must be the one message.
+func (d *daemon) start(ctx context.Context, id, bundle string) (*bootapi.BootstrapResult, error) {
+	sockets := d.sockets()
+	params, err := proto.Marshal(&bootapi.BootstrapParams{
+		InstanceID: id, Namespace: namespace, LogLevel: bootapi.LogLevel_LOG_LEVEL_DEBUG, ContainerdVersion: version.Version,
+		ContainerdGrpcAddress: d.grpcAddress(), ContainerdTtrpcAddress: d.eventSocket(), ContainerdBinary: "/usr/bin/containerd",
+		SocketDir: &sockets,
+	})
+	if err != nil {
+		return nil, err
+	}
+	cmd := d.command(ctx, id, bundle, "start")
+	cmd.Stdin = bytes.NewReader(params)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("shim start: %w: %s", err, out)
+	}
+	r := &bootapi.BootstrapResult{}
+	if err := proto.Unmarshal(out, r); err != nil {
+		return nil, fmt.Errorf("shim start answers %q: %w", out, err)
+	}
+	return r, nil
+}
+
+// delete is containerd's, too. What the shim has to say goes to stderr.
+func (d *daemon) delete(ctx context.Context, id, bundle string) (r *taskapi.DeleteResponse, stderr string, err error) {
+	cmd := d.command(ctx, id, bundle, "delete", "-bundle", bundle)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return nil, "", fmt.Errorf("shim delete: %w: %s", err, errs.String())
+	}
+	r = &taskapi.DeleteResponse{}
+	return r, errs.String(), proto.Unmarshal(out.Bytes(), r)
+}

@@ -1,0 +1,104 @@
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/api/types"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+var oomRows = []row{
+	{name: "Kill", test: oomKill},
+}
+
+// oomKill: a container that takes more memory than its limit is killed, and containerd hears why before it hears that.
+func oomKill(b *box) {
+	limit := int64(128 << 20)
+	b.change = func(s *specs.Spec) { s.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &limit, Swap: &limit} }
+	b.run(hog)
+	if got := b.init.wait(); got != 137 {
+		b.Errorf("status %d", got)
+	}
+	b.await("exit init 137")
+	events := b.events()
+	if oom := slices.Index(events, "oom"); oom < 0 || oom > slices.Index(events, "exit init 137") {
+		b.Errorf("events %q", events)
+	}
+}
+
+var layersRows = []row{
+	{name: "Layers100", test: manyLayers},
+}
+
+// manyLayers: an overlay of as many disks, as the erofs snapshotter asks for it.
+func manyLayers(b *box) {
+	const n = 100
+	if _, err := exec.LookPath("mkfs.erofs"); err != nil && !b.d.fake() {
+		b.Skip("mkfs.erofs is not installed (package erofs-utils)")
+	}
+	dir := b.TempDir()
+	upper := b.rootfs[0]
+	b.rootfs = nil
+	for i := range n {
+		b.rootfs = append(b.rootfs, &types.Mount{Type: "erofs", Source: b.layer(dir, i), Options: []string{"ro", "loop"}})
+	}
+	b.rootfs = append(b.rootfs, upper, &types.Mount{Type: "format/mkdir/overlay", Source: "overlay", Options: []string{
+		fmt.Sprintf("X-containerd.mkdir.path={{ mount %d }}/upper:0755", n),
+		fmt.Sprintf("X-containerd.mkdir.path={{ mount %d }}/work:0755", n),
+		fmt.Sprintf("lowerdir={{ overlay %d 0 }}", n-1),
+		fmt.Sprintf("upperdir={{ mount %d }}/upper", n),
+		fmt.Sprintf("workdir={{ mount %d }}/work", n),
+	}})
+	all := strings.Repeat("x", n)
+	b.run(both("cat /layers/*; echo more >/layers/more", "echo", all, "0")).ends(0, all)
+}
+
+// layer makes the i-th layer: the lowest has all that a container needs, each has a file of its own.
+func (b *box) layer(dir string, i int) string {
+	b.Helper()
+	image := filepath.Join(dir, fmt.Sprintf("layer%d.img", i))
+	if b.d.fake() {
+		return b.d.disk(b.T, image, 0)
+	}
+	root := filepath.Join(dir, fmt.Sprintf("layer%d", i))
+	if i == 0 {
+		var err error
+		root, err = rootTree(dir, 0)
+		b.must(err)
+	}
+	b.must(os.MkdirAll(filepath.Join(root, "layers"), 0o755))
+	b.must(os.WriteFile(filepath.Join(root, "layers", fmt.Sprint(i)), []byte("x"), 0o644))
+	if out, err := exec.Command("mkfs.erofs", "--quiet", image, root).CombinedOutput(); err != nil {
+		b.Fatalf("mkfs.erofs: %v: %s", err, out)
+	}
+	return image
+}
+
+const (
+	notYet  = "comes with the network"
+	nerdbox = "a service of nerdbox's own that containerd doesn't ask for"
+	noFiles = "a fake guest has no files"
+)
+
+var networkRows = []row{
+	{name: "Loopback", test: loopback, shared: true, noFake: "a fake guest has no network"},
+	{name: "OutboundTCP", noFake: notYet, noQEMU: notYet},
+	{name: "OutboundUDP", noFake: notYet, noQEMU: notYet},
+	{name: "DNS", noFake: notYet, noQEMU: notYet},
+	{name: "InboundListen", noFake: notYet, noQEMU: notYet},
+}
+
+func loopback(b *box) {
+	const script = "nc -l -p 5000 -e echo hello & i=0; until nc 127.0.0.1 5000; do i=$((i+1)); [ $i -lt 100 ] || exit 1; done"
+	b.exec(both(script)).started().ends(0, "hello\n")
+}
+
+var otherRows = []row{
+	{name: "Transfer", noFake: nerdbox, noQEMU: nerdbox},
+	{name: "UnixSockets", noFake: nerdbox, noQEMU: nerdbox},
+}

@@ -1,0 +1,85 @@
+package conformance
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// row is one thing that a shim has to do.
+type row struct {
+	name string
+	test func(*box)
+	// shared rows run in one container of the group, which they leave running; the others get one that isn't started.
+	shared bool
+	// noFake and noQEMU say why a side can't have the row.
+	noFake, noQEMU string
+	// long rows run with QEMU only in the long form of the tests, for their time.
+	long bool
+}
+
+// group is a part of the table.
+type group struct {
+	name string
+	rows []row
+}
+
+var table = []group{
+	{"Run", runRows},
+	{"Exec", execRows},
+	{"Task", taskRows},
+	{"OOM", oomRows},
+	{"Layers", layersRows},
+	{"Network", networkRows},
+	{"Pod", podRows},
+	{"Crash", crashRows},
+	{"Stress", stressRows},
+	{"Other", otherRows},
+}
+
+func runTable(t *testing.T, d *daemon) {
+	if !d.fake() {
+		for _, dir := range []string{d.cfg.QEMUDir(), d.cfg.GuestDir()} {
+			if _, err := os.Stat(filepath.Clean(dir)); err != nil {
+				t.Skipf("no artefact: %v (make setup)", err)
+			}
+		}
+	}
+	for _, g := range table {
+		t.Run(g.name, func(t *testing.T) {
+			var shared *box
+			for _, r := range g.rows {
+				t.Run(r.name, func(u *testing.T) {
+					if why := r.skip(d); why != "" {
+						u.Skip(why)
+					}
+					if !r.shared {
+						r.test(d.box(u))
+						return
+					}
+					if shared == nil {
+						shared = d.sized(t, sharedMiB)
+						shared.run(sleep)
+					}
+					r.test(shared.in(u))
+				})
+			}
+		})
+	}
+	if len(d.events.strange) > 0 {
+		t.Errorf("events that containerd doesn't know: %q", d.events.strange)
+	}
+}
+
+// skip is why the row doesn't run here.
+func (r row) skip(d *daemon) string {
+	switch {
+	case d.fake():
+		return r.noFake
+	case r.noQEMU != "":
+		return r.noQEMU
+	case r.long && os.Getenv("CUBE_TEST_LONG") == "":
+		return "takes long with QEMU: set CUBE_TEST_LONG=1"
+	}
+	return ""
+}
