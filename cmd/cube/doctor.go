@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -11,16 +13,28 @@ import (
 
 func doctorCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "doctor",
-		Usage:       "tell whether this host can run the stack, and what to do where it can't",
-		Description: "Each line is: ok, warn or fail, what was looked at, what was found, and the remedy. The exit code is 1 when\nsomething failed, which keeps the stack from working.",
-		Flags:       []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "as a JSON array"}},
+		Name:  "doctor",
+		Usage: "tell whether this host can run the stack, and what the stack has left on it",
+		Description: "Each line is a level, what was looked at, what was found, and the remedy. The levels: ok; warn; fail keeps the stack\n" +
+			"from working; left is something of the stack that nobody owns any more. With fail or left the exit code is 1.\n" +
+			"With --fix, what is left is removed, each with a line fixed, or warn and why not; then all is looked at again.",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "fix", Usage: "remove what is left; nothing that a container, a shim or another stack owns"},
+			&cli.BoolFlag{Name: "json", Usage: "as a JSON array"},
+		},
 		Action: func(c *cli.Context) error {
 			if c.NArg() > 0 {
 				return errors.New("doctor takes no arguments")
 			}
 			cfg := at(c).cfg
-			findings := doctor.Judge(cfg, doctor.Gather(c.Context, cfg))
+			var findings []doctor.Finding
+			if c.Bool("fix") {
+				if os.Geteuid() != 0 {
+					return errors.New("doctor --fix needs root: use sudo")
+				}
+				findings = doctor.Fix(c.Context, cfg)
+			}
+			findings = append(findings, doctor.Judge(cfg, doctor.Gather(c.Context, cfg))...)
 			var err error
 			if c.Bool("json") {
 				err = writeJSON(c.App.Writer, findings)
@@ -30,10 +44,22 @@ func doctorCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if n := doctor.Failed(findings); n > 0 {
-				return fmt.Errorf("doctor: %d findings keep the stack from working: see the remedies above", n)
-			}
-			return nil
+			return verdict(findings)
 		},
 	}
+}
+
+// verdict is the error that says what is wrong in all.
+func verdict(findings []doctor.Finding) error {
+	var wrong []string
+	if n := doctor.Count(findings, doctor.Fail); n > 0 {
+		wrong = append(wrong, fmt.Sprintf("%d findings keep the stack from working", n))
+	}
+	if n := doctor.Count(findings, doctor.Left); n > 0 {
+		wrong = append(wrong, fmt.Sprintf("%d things are left that nobody owns", n))
+	}
+	if len(wrong) == 0 {
+		return nil
+	}
+	return fmt.Errorf("doctor: %s: see the remedies above", strings.Join(wrong, " and "))
 }

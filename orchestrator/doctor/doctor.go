@@ -1,4 +1,4 @@
-// Package doctor tells whether this host can run Cube and what to do where it can't. It looks (Gather) and judges
+// Package doctor tells whether this host can run Cube and what to do where it can't, and what a stack has left on it. It looks (Gather) and judges
 // (Judge) in two steps, so that what it says of a host is the same whoever has looked.
 package doctor
 
@@ -7,16 +7,20 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 )
 
 // Level is how bad a finding is.
 type Level string
 
-// The levels. Fail says that the stack can't work.
+// The levels. Fail says that the stack can't work, Left that something is on the host that nobody owns any more, and
+// Fixed that it has been removed.
 const (
-	OK   Level = "ok"
-	Warn Level = "warn"
-	Fail Level = "fail"
+	OK    Level = "ok"
+	Warn  Level = "warn"
+	Fail  Level = "fail"
+	Left  Level = "left"
+	Fixed Level = "fixed"
 )
 
 // Finding is one line of the diagnosis.
@@ -26,12 +30,15 @@ type Finding struct {
 	Detail string `json:"detail"`
 	// Remedy is what to do about it; "" when all is well.
 	Remedy string `json:"remedy,omitempty"`
+	// Since is when something was left, and Bytes the disk space that it takes, where they are known.
+	Since *time.Time `json:"since,omitempty"`
+	Bytes int64      `json:"bytes,omitempty"`
 }
 
-// Failed says whether one of the findings keeps the stack from working, and counts those.
-func Failed(findings []Finding) (n int) {
+// Count counts the findings of a level.
+func Count(findings []Finding, l Level) (n int) {
 	for _, f := range findings {
-		if f.Level == Fail {
+		if f.Level == l {
 			n++
 		}
 	}

@@ -6,11 +6,13 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/docker/go-units"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/health"
+	"github.com/cubesandbox/cube/orchestrator/leftover"
 	"github.com/cubesandbox/cube/snapshotter/store"
 )
 
@@ -81,6 +83,15 @@ func TestJudge(t *testing.T) {
 			f.Store.Ready = false
 			f.Tools = []Tool{{Name: "mkfs.xfs", Err: no}}
 		}, Fail, "mkfs.xfs", "no such"},
+		{"leftover", func(_ *config.Config, f *Facts) {
+			f.Leftovers.Found = []leftover.Leftover{{Kind: "log", Name: "/l/x.log", Detail: "there is no container x", Size: 2 * units.MiB, Since: time.Unix(1<<30, 0), Remedy: "removes it"}}
+		}, Left, "log", "/l/x.log: there is no container x, 2MiB, since " + time.Unix(1<<30, 0).Format(time.DateTime) + " `cube doctor --fix` removes it"},
+		{"contradiction", func(_ *config.Config, f *Facts) {
+			f.Leftovers.Found = []leftover.Leftover{{Kind: "task", Name: "ns/x", Detail: "a ghost", Remedy: "ctr task rm", Stays: true}}
+		}, Left, "task", "ns/x: a ghost ctr task rm"},
+		{"leftovers unseen", func(_ *config.Config, f *Facts) { f.Leftovers.Err = no }, Warn, "leftovers", "no such"},
+		{"leftovers without containerd", func(_ *config.Config, f *Facts) { f.Leftovers.Blind = no }, OK, "leftovers", "without containerd"},
+		{"no leftovers", func(*config.Config, *Facts) {}, OK, "leftovers", "none"},
 		{"no mkfs.xfs with a store", func(_ *config.Config, f *Facts) { f.Tools = []Tool{{Name: "mkfs.xfs", Err: no}} }, Warn, "mkfs.xfs", "no such"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -113,9 +124,13 @@ func TestGoodHostHasNothingToRemedy(t *testing.T) {
 	}
 }
 
-func TestFailedAndWrite(t *testing.T) {
-	findings := []Finding{{OK, "host", "fine", ""}, {Warn, "bpf", "no", "mount it"}, {Fail, "tun", "none", "modprobe tun"}}
-	if n := Failed(findings); n != 1 {
+func TestCountAndWrite(t *testing.T) {
+	findings := []Finding{
+		{Level: OK, Name: "host", Detail: "fine"},
+		{Level: Warn, Name: "bpf", Detail: "no", Remedy: "mount it"},
+		{Level: Fail, Name: "tun", Detail: "none", Remedy: "modprobe tun"},
+	}
+	if n := Count(findings, Fail); n != 1 {
 		t.Errorf("%d failed, want 1", n)
 	}
 	var b strings.Builder
@@ -150,6 +165,9 @@ func TestGather(t *testing.T) {
 		if strings.HasPrefix(tool.Path, cfg.BinDir) && tool.Err == nil {
 			t.Errorf("%s can't be in %s", tool.Name, cfg.BinDir)
 		}
+	}
+	if len(f.Leftovers.Found) > 0 || f.Leftovers.Err != nil || f.Root && f.Leftovers.Blind == nil {
+		t.Errorf("leftovers of a stack that never was: %+v", f.Leftovers)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) > 0 {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/cubesandbox/cube/orchestrator/health"
+	"github.com/cubesandbox/cube/orchestrator/leftover"
 	"github.com/cubesandbox/cube/snapshotter/store"
 )
 
@@ -27,6 +28,7 @@ type Facts struct {
 	Sockets     Sockets
 	Tools       []Tool
 	Accelerator Accelerator
+	Leftovers   leftover.Report
 }
 
 // Host is what kind of machine this is.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/health"
+	"github.com/cubesandbox/cube/orchestrator/leftover"
 	"github.com/cubesandbox/cube/orchestrator/stack"
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/snapshotter/store"
@@ -54,6 +55,9 @@ func Gather(ctx context.Context, cfg *config.Config) Facts {
 	f.Store, f.StoreAt = store.Inspect(cfg)
 	_, f.LoopControl = os.Stat("/dev/loop-control")
 	f.Accelerator = accelerator(ctx, cfg, f)
+	if f.Root {
+		f.Leftovers = leftover.Find(ctx, cfg)
+	}
 	return f
 }
 

@@ -30,7 +30,10 @@ func Judge(cfg *config.Config, f Facts) []Finding {
 	} {
 		judge(cfg, f, add)
 	}
-	return out
+	if !f.Root {
+		return out // what is only root's can't be seen
+	}
+	return append(out, judgeLeftovers(f.Leftovers)...)
 }
 
 func judgeHost(cfg *config.Config, f Facts, add func(Level, string, string, string)) {
