@@ -74,6 +74,16 @@ func modprobe(ctx context.Context, request string) error {
 	return nil
 }
 
+// Load loads modules by name, with what they need.
+func Load(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		if err := modprobe(ctx, name); err != nil {
+			return fmt.Errorf("load module %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
 // mount mounts the disk where it isn't yet, and returns its place.
 func mount(ctx context.Context) (dir string, err error) {
 	if dir, err = Dir(); err != nil {

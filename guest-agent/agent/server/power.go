@@ -18,10 +18,17 @@ import (
 // answerTimeout bounds the wait for a host that has the answer to Shutdown to end the session.
 const answerTimeout = time.Second
 
+// forShares are the modules that a container with files of the host needs. The kernel would load them when the first one
+// comes, which takes an emulated machine a second.
+var forShares = []string{"9p", "9pnet_fd"}
+
 // Quiesce makes the machine's memory fit to be the beginning of many others.
-func (s *service) Quiesce(context.Context, *emptypb.Empty) (*emptypb.Empty, error) {
+func (s *service) Quiesce(ctx context.Context, _ *emptypb.Empty) (*emptypb.Empty, error) {
 	if n := len(s.Containers.All()); n > 0 {
 		return nil, fmt.Errorf("%d containers exist: %w", n, errdefs.ErrFailedPrecondition)
+	}
+	if err := modules.Load(ctx, forShares...); err != nil {
+		return nil, err
 	}
 	if err := modules.Unmount(); err != nil {
 		return nil, err
