@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/containerd/v2/plugins"
-	"github.com/containerd/log"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
 	"golang.org/x/sys/unix"
@@ -73,8 +72,7 @@ func load(ic *plugin.InitContext, m Machines) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// pkg/shim has made stderr containerd's log fifo.
-	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level()})).With("runtime", "io.cube.v2")
+	logger := openLog(os.Stderr)
 	to := publisher.(shim.Publisher)
 	events := pod.NewEvents(namespace, to, logger)
 	p := pod.New(pod.Env{
@@ -119,12 +117,4 @@ func socketPath() string {
 		return u.Name
 	}
 	return ""
-}
-
-// level is that of pkg/shim's logger, which has read the flags.
-func level() slog.Level {
-	if log.GetLevel() >= log.DebugLevel {
-		return slog.LevelDebug
-	}
-	return slog.LevelInfo
 }
