@@ -27,6 +27,7 @@ type container struct {
 	records    record.Bundle
 	state      record.State
 	hooks      specs.Hooks
+	alone      bool     // it is no member of a group
 	disks      []string // the serials of those that go with it
 
 	lastOOM time.Time // dispatch's

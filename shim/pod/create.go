@@ -11,7 +11,6 @@ import (
 	eventsapi "github.com/containerd/containerd/api/events"
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/errdefs"
-	"github.com/docker/go-units"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/errgroup"
 
@@ -243,17 +242,7 @@ func (n *creation) machine(ctx context.Context) (err error) {
 	if n.vm, err = n.await(ctx, n.claim.machine); err != nil {
 		return err
 	}
-	return fits(n.plan.Guest.Linux.Resources, n.vm.machine.Shape())
-}
-
-// fits refuses a memory limit that the pod's machine, which is there already, could never reach.
-func fits(r *specs.LinuxResources, shape vmm.Shape) error {
-	if r == nil || r.Memory == nil || r.Memory.Limit == nil || *r.Memory.Limit <= int64(shape.MemoryMiB)*units.MiB {
-		return nil
-	}
-	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf(
-		"memory limit %s is more than the pod's virtual machine has (%dMiB): make that larger with the annotation %s on the pod",
-		units.BytesSize(float64(*r.Memory.Limit)), shape.MemoryMiB, spec.Memory))
+	return spec.MemoryFits(n.plan.Guest.Linux.Resources, n.vm.machine.Shape())
 }
 
 // running is the machine, which the first container has before it has an agent.

@@ -115,6 +115,10 @@ func topic(event any) string {
 		return "/tasks/exec-added"
 	case *eventsapi.TaskExecStarted:
 		return "/tasks/exec-started"
+	case *eventsapi.TaskPaused:
+		return "/tasks/paused"
+	case *eventsapi.TaskResumed:
+		return "/tasks/resumed"
 	}
 	return "/tasks/?"
 }

@@ -34,11 +34,12 @@ func (c *container) exited(p *process, status uint32) {
 		}
 		c.mu.Unlock()
 		return
-	case p.state == Running, p.state == Created && p.execID == "":
+	case p.state.hasProcess(), p.state == Created && p.execID == "":
 	default:
 		c.mu.Unlock()
 		return
 	}
+	ran := p.state != Created
 	p.state = Stopped
 	p.exit = Exit{Status: status, At: time.Now()}
 	var execs []*process
@@ -46,7 +47,7 @@ func (c *container) exited(p *process, status uint32) {
 		execs = c.endExecs()
 	}
 	c.mu.Unlock()
-	go c.settle(p, execs)
+	go c.settle(p, execs, ran)
 }
 
 // endExecs lets no further exec start and returns those whose exits must come before init's. c.mu is held.
@@ -65,12 +66,14 @@ func (c *container) endExecs() []*process {
 	return execs
 }
 
-// settle brings an exit to its end: output, execs, record, event, waiters.
-func (c *container) settle(p *process, execs []*process) {
+// settle brings an exit to its end: output, if it ran, execs, record, event, waiters.
+func (c *container) settle(p *process, execs []*process, ran bool) {
 	c.mu.Lock()
 	host, exit := p.io, p.exit
 	c.mu.Unlock()
-	if host != nil {
+	if !ran {
+		p.closeIO()
+	} else if host != nil {
 		host.Drain(c.timeout(drainLimit))
 	}
 	if p.execID == "" {

@@ -25,6 +25,7 @@ func (n *creation) createInGuest(ctx context.Context) (*container, error) {
 		records: n.records,
 		state:   n.state,
 		hooks:   n.plan.Hooks,
+		alone:   n.making != nil && n.plan.Group == "",
 		disks:   n.disks,
 		execs:   map[string]*process{},
 	}

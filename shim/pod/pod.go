@@ -29,6 +29,8 @@ import (
 // retireLimit is less than containerd gives a shim to shut down (3 s, io.containerd.timeout.shim.shutdown).
 const retireLimit = 2 * time.Second
 
+var errShuttingDown = errdefs.ErrUnavailable.WithMessage("the shim is shutting down")
+
 // Env is what a Pod works with.
 type Env struct {
 	// ID is the pod's: the group that its containers name, or the id of the only one. It becomes part of the names that
@@ -80,7 +82,7 @@ func (p *Pod) reserve(id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
-		return errdefs.ErrUnavailable.WithMessage("the shim is shutting down")
+		return errShuttingDown
 	}
 	if p.slots[id] != nil {
 		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("container %s already exists", id))
@@ -175,16 +177,6 @@ func (p *Pod) idle() bool {
 	return len(p.slots) == 0 && p.machine == nil
 }
 
-// PID is the machine's process, 0 while there is none. It never waits.
-func (p *Pod) PID() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.machine == nil || p.machine.vm == nil {
-		return 0
-	}
-	return p.machine.vm.PID()
-}
-
 // Close ends whatever there is, in order, for a shim that has been told to end. It waits until ctx ends.
 func (p *Pod) Close(ctx context.Context) error {
 	p.cancel()
@@ -198,22 +190,31 @@ func (p *Pod) Close(ctx context.Context) error {
 	}
 }
 
-// end waits for what is being made to give up, stops the machine and waits for the exits of what ran in it.
+// end waits for what is being made to give up, and stops the machine.
 func (p *Pod) end() error {
 	p.mu.Lock()
 	for p.busy() {
 		p.settled.Wait()
 	}
 	m := p.machine
-	var all []*container
-	for _, s := range p.slots {
-		all = append(all, s.c)
-	}
 	p.mu.Unlock()
 	if m == nil {
 		return nil
 	}
-	err := m.vm.stop()
+	return p.stop(m.vm)
+}
+
+// stop stops the machine and waits for the exits of what ran in it.
+func (p *Pod) stop(v *vm) error {
+	err := v.stop()
+	p.mu.Lock()
+	var all []*container
+	for _, s := range p.slots {
+		if s.created && s.c.vm == v {
+			all = append(all, s.c)
+		}
+	}
+	p.mu.Unlock()
 	for _, c := range all {
 		<-c.init.done
 	}

@@ -24,7 +24,11 @@ func (p *Pod) State(id, execID string) (Status, error) {
 	}
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
-	return Status{Bundle: t.c.bundle, PID: t.c.vm.PID(), State: t.state, Stdio: t.stdio, Exit: t.exit}, nil
+	s := Status{Bundle: t.c.bundle, PID: t.c.vm.PID(), State: t.state, Stdio: t.stdio, Exit: t.exit}
+	if init := t.c.init.state; t.state == Running && (init == Pausing || init == Paused) {
+		s.State = init // an exec stands still with its container
+	}
+	return s, nil
 }
 
 // Wait waits for a process's exit, its output and the exit's event.
@@ -41,6 +45,15 @@ func (p *Pod) Wait(ctx context.Context, id, execID string) (Exit, error) {
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
 	return t.exit, nil
+}
+
+// PID is the pid of a container's processes, 0 for one that isn't there.
+func (p *Pod) PID(id string) int {
+	c, err := p.get(id)
+	if err != nil {
+		return 0
+	}
+	return c.vm.PID()
 }
 
 // Process is one that runs in a container. All have the machine's pid.

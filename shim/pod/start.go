@@ -59,8 +59,10 @@ func (c *container) starting(t *process) error {
 	if err := t.state.check(opStart, t.name()); err != nil {
 		return err
 	}
-	if t.execID != "" && c.initExited {
-		return Stopped.check(opExec, c.init.name())
+	if t.execID != "" {
+		if err := c.init.state.check(opExec, c.init.name()); err != nil {
+			return err
+		}
 	}
 	t.state = Starting
 	return nil

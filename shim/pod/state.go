@@ -14,13 +14,18 @@ const (
 	Created State = iota
 	Starting
 	Running
+	Pausing // only of init: the guest is about to hold the container's processes
+	Paused  // only of init
 	Stopped
 	Deleted
 )
 
 func (s State) String() string {
-	return [...]string{"created", "starting", "running", "stopped", "deleted"}[s]
+	return [...]string{"created", "starting", "running", "pausing", "paused", "stopped", "deleted"}[s]
 }
+
+// hasProcess tells whether there is a process whose exit is still to come.
+func (s State) hasProcess() bool { return s >= Running && s <= Paused }
 
 // op is what is asked of a process.
 type op int
@@ -32,7 +37,10 @@ const (
 	opDelete
 	opResize
 	opCloseIO
-	opStats // only of init
+	opStats // the rest only of init
+	opPause
+	opResume
+	opUpdate
 )
 
 // refusal is why an op isn't possible in a state; nil means that it is.
@@ -56,6 +64,8 @@ var transitions = map[op]map[State]refusal{
 		Created:  nil,
 		Starting: precondition("%s is already being started"),
 		Running:  precondition("%s is already running"),
+		Pausing:  precondition("%s is already running"),
+		Paused:   precondition("%s is already running"),
 		Stopped:  precondition("%s has already stopped"),
 		Deleted:  gone,
 	},
@@ -63,6 +73,8 @@ var transitions = map[op]map[State]refusal{
 		Created:  precondition("%s is not running: start it first"),
 		Starting: precondition("%s is not running yet"),
 		Running:  nil,
+		Pausing:  precondition("%s is being paused"),
+		Paused:   precondition("%s is paused: resume it first"),
 		Stopped:  precondition("%s is not running: it has stopped"),
 		Deleted:  gone,
 	},
@@ -70,6 +82,8 @@ var transitions = map[op]map[State]refusal{
 		Created:  nil, // but see killable
 		Starting: nil,
 		Running:  nil,
+		Pausing:  nil,
+		Paused:   nil,
 		Stopped:  notFound("%s: process already finished"),
 		Deleted:  gone,
 	},
@@ -77,6 +91,8 @@ var transitions = map[op]map[State]refusal{
 		Created:  nil,
 		Starting: precondition("%s is being started"),
 		Running:  precondition("%s is running: kill it first"),
+		Pausing:  precondition("%s is being paused"),
+		Paused:   precondition("%s is paused: kill it first"),
 		Stopped:  nil,
 		Deleted:  gone,
 	},
@@ -84,6 +100,8 @@ var transitions = map[op]map[State]refusal{
 		Created:  nil,
 		Starting: nil,
 		Running:  nil,
+		Pausing:  nil,
+		Paused:   nil,
 		Stopped:  notFound("%s: process already finished"),
 		Deleted:  gone,
 	},
@@ -91,6 +109,8 @@ var transitions = map[op]map[State]refusal{
 		Created:  nil,
 		Starting: nil,
 		Running:  nil,
+		Pausing:  nil,
+		Paused:   nil,
 		Stopped:  nil, // its input has ended with it
 		Deleted:  gone,
 	},
@@ -98,7 +118,36 @@ var transitions = map[op]map[State]refusal{
 		Created:  nil,
 		Starting: nil,
 		Running:  nil,
+		Pausing:  nil,
+		Paused:   nil,
 		Stopped:  notFound("%s has stopped and uses nothing"),
+		Deleted:  gone,
+	},
+	opPause: {
+		Created:  precondition("%s is not running: start it first"),
+		Starting: precondition("%s is not running yet"),
+		Running:  nil,
+		Pausing:  precondition("%s is already being paused"),
+		Paused:   precondition("%s is already paused"),
+		Stopped:  precondition("%s is not running: it has stopped"),
+		Deleted:  gone,
+	},
+	opResume: {
+		Created:  precondition("%s is not paused"),
+		Starting: precondition("%s is not paused"),
+		Running:  precondition("%s is not paused"),
+		Pausing:  precondition("%s is not paused yet"),
+		Paused:   nil,
+		Stopped:  precondition("%s is not paused: it has stopped"),
+		Deleted:  gone,
+	},
+	opUpdate: {
+		Created:  nil,
+		Starting: nil,
+		Running:  nil,
+		Pausing:  nil,
+		Paused:   nil,
+		Stopped:  precondition("%s has stopped and has no limits"),
 		Deleted:  gone,
 	},
 }

@@ -37,8 +37,10 @@ type vm struct {
 	log     *slog.Logger
 	timeout func(time.Duration) time.Duration
 
-	down chan struct{}
-	lost uint32 // the exit status of what was running then; read after down
+	down   chan struct{}
+	since  time.Time
+	lost   uint32 // the exit status of what was running when it went down; read after down, as lostAt
+	lostAt time.Time
 	// ended says that this shim ends the machine, on purpose.
 	ended   atomic.Bool
 	stopped chan struct{} // closed when stop has finished
@@ -50,7 +52,7 @@ type vm struct {
 }
 
 func newVM(m vmm.Machine, g *guest.Guest, log *slog.Logger, timeout func(time.Duration) time.Duration, undone func() error) *vm {
-	v := &vm{machine: m, guest: g, log: log, timeout: timeout, undone: undone, down: make(chan struct{}), stopped: make(chan struct{})}
+	v := &vm{machine: m, guest: g, log: log, timeout: timeout, since: time.Now(), undone: undone, down: make(chan struct{}), stopped: make(chan struct{})}
 	go v.watch()
 	go v.keepTime()
 	return v
@@ -72,7 +74,7 @@ func (v *vm) isDown() bool {
 // watch closes the latch.
 func (v *vm) watch() {
 	v.awaitEnd()
-	v.lost = v.status()
+	v.lost, v.lostAt = v.status(), time.Now()
 	if !v.ended.Load() {
 		v.log.Error("the virtual machine is down", "reason", v.why())
 	}

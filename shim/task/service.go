@@ -4,6 +4,7 @@ package task
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/ttrpc"
 	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -132,6 +134,8 @@ var statuses = map[pod.State]tasktypes.Status{
 	pod.Created:  tasktypes.Status_CREATED,
 	pod.Starting: tasktypes.Status_CREATED,
 	pod.Running:  tasktypes.Status_RUNNING,
+	pod.Pausing:  tasktypes.Status_PAUSING,
+	pod.Paused:   tasktypes.Status_PAUSED,
 	pod.Stopped:  tasktypes.Status_STOPPED,
 	pod.Deleted:  tasktypes.Status_STOPPED,
 }
@@ -241,8 +245,8 @@ func (s *Service) Stats(ctx context.Context, r *taskapi.StatsRequest) (*taskapi.
 }
 
 // Connect tells the pids; of a task that isn't there, 0.
-func (s *Service) Connect(context.Context, *taskapi.ConnectRequest) (*taskapi.ConnectResponse, error) {
-	return &taskapi.ConnectResponse{ShimPid: uint32(os.Getpid()), TaskPid: uint32(s.pod.PID()), Version: "3"}, nil
+func (s *Service) Connect(_ context.Context, r *taskapi.ConnectRequest) (*taskapi.ConnectResponse, error) {
+	return &taskapi.ConnectResponse{ShimPid: uint32(os.Getpid()), TaskPid: uint32(s.pod.PID(r.ID)), Version: "3"}, nil
 }
 
 // Shutdown ends the shim if it serves no container. An error would make containerd repeat the delete, so there is none.
@@ -260,24 +264,49 @@ func (s *Service) hide() {
 	}
 }
 
-// Pause isn't there yet.
-func (s *Service) Pause(context.Context, *taskapi.PauseRequest) (*emptypb.Empty, error) {
-	return nil, notImplemented("pause")
+// Pause makes a container's processes stand still.
+func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
+	if err := s.pod.Pause(ctx, r.ID); err != nil {
+		return nil, toGRPC(err)
+	}
+	return empty, nil
 }
 
-// Resume isn't there yet.
-func (s *Service) Resume(context.Context, *taskapi.ResumeRequest) (*emptypb.Empty, error) {
-	return nil, notImplemented("resume")
+// Resume lets them go on.
+func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
+	if err := s.pod.Resume(ctx, r.ID); err != nil {
+		return nil, toGRPC(err)
+	}
+	return empty, nil
+}
+
+// Update changes a container's limits.
+func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*emptypb.Empty, error) {
+	resources, err := resourcesOf(r.Resources)
+	if err == nil {
+		err = s.pod.Update(ctx, r.ID, resources)
+	}
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return empty, nil
+}
+
+// resourcesOf decodes what containerd passes on of an update: specs.LinuxResources, in JSON.
+func resourcesOf(any *anypb.Any) (*specs.LinuxResources, error) {
+	if len(any.GetValue()) == 0 {
+		return nil, nil
+	}
+	var r specs.LinuxResources
+	if err := json.Unmarshal(any.Value, &r); err != nil {
+		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("the update is not a container's resources: %v", err))
+	}
+	return &r, nil
 }
 
 // Checkpoint isn't there yet.
 func (s *Service) Checkpoint(context.Context, *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
 	return nil, notImplemented("checkpoint")
-}
-
-// Update isn't there yet.
-func (s *Service) Update(context.Context, *taskapi.UpdateTaskRequest) (*emptypb.Empty, error) {
-	return nil, notImplemented("update")
 }
 
 func timestamp(t time.Time) *timestamppb.Timestamp {

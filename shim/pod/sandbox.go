@@ -1,0 +1,159 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/vmm"
+)
+
+// MachineRequest asks for a machine that is the pod's own.
+type MachineRequest struct {
+	Shape    vmm.Shape
+	CPULimit float64 // as in vmm.Request
+	NetNS    string  // as in vmm.Request
+	Hostname string  // "" for the pod's id
+	// ConfigFile is the configuration to use, "" for the default one.
+	ConfigFile string
+}
+
+// StartMachine makes the machine before there is any container. It is there until StopMachine, or until it dies. After an
+// error nothing is left.
+func (p *Pod) StartMachine(ctx context.Context, r MachineRequest) (pid int, err error) {
+	cfg, err := config.Load(r.ConfigFile)
+	if err != nil {
+		return 0, errdefs.ErrInvalidArgument.WithMessage(err.Error())
+	}
+	m, err := p.own()
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)()
+
+	k := p.newMaking(cfg, r.ConfigFile, r.Shape)
+	k.request.CPULimit, k.request.NetNS = r.CPULimit, r.NetNS
+	if r.Hostname != "" {
+		k.hostname = r.Hostname
+	}
+	k.state.Sandbox = true
+	v, err := k.make(ctx)
+	if err != nil {
+		p.hasNot(m, err)
+		return 0, err
+	}
+	p.has(m, v)
+	return v.PID(), nil
+}
+
+// own makes the machine that is to be made the pod's.
+func (p *Pod) own() (*machine, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		return nil, errShuttingDown
+	}
+	if p.machine != nil {
+		return nil, errdefs.ErrAlreadyExists.WithMessage("the pod has a virtual machine already")
+	}
+	p.machine = &machine{ready: make(chan struct{}), sandbox: true, users: 1}
+	return p.machine, nil
+}
+
+// make takes all steps, for a machine without a container.
+func (k *making) make(ctx context.Context) (*vm, error) {
+	if err := k.claim(); err != nil {
+		return nil, err
+	}
+	err := k.launch(ctx, nil)
+	if err == nil {
+		_, err = k.identify(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, k.release())
+	}
+	return k.vm, nil
+}
+
+// StopMachine ends a machine that StartMachine has made, and with it whatever runs in it, and waits for all exits.
+// Idempotent, and fine without a machine.
+func (p *Pod) StopMachine(ctx context.Context) error {
+	m := p.sandbox()
+	if m == nil {
+		return nil
+	}
+	v, err := p.await(ctx, m)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	m.ended = true
+	p.mu.Unlock()
+	done := make(chan error, 1)
+	go func() { done <- p.stop(v) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (p *Pod) sandbox() *machine {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.machine == nil || !p.machine.sandbox {
+		return nil
+	}
+	return p.machine
+}
+
+// MachineStatus is what there is to tell of the pod's machine.
+type MachineStatus struct {
+	PID   int
+	Since time.Time
+	// Exit is nil as long as the machine is there.
+	Exit *Exit
+}
+
+// Machine tells from memory of a machine that StartMachine has made; false before that.
+func (p *Pod) Machine() (MachineStatus, bool) {
+	m := p.sandbox()
+	if m == nil {
+		return MachineStatus{}, false
+	}
+	p.mu.Lock()
+	v := m.vm
+	p.mu.Unlock()
+	if v == nil {
+		return MachineStatus{}, false
+	}
+	s := MachineStatus{PID: v.PID(), Since: v.since}
+	if v.isDown() {
+		s.Exit = &Exit{Status: v.lost, At: v.lostAt}
+	}
+	return s, true
+}
+
+// WaitMachine waits for the end of such a machine.
+func (p *Pod) WaitMachine(ctx context.Context) (Exit, error) {
+	m := p.sandbox()
+	if m == nil {
+		return Exit{}, errdefs.ErrNotFound.WithMessage("the pod has no virtual machine of its own")
+	}
+	v, err := p.await(ctx, m)
+	if err != nil {
+		return Exit{}, err
+	}
+	select {
+	case <-v.down:
+		return Exit{Status: v.lost, At: v.lostAt}, nil
+	case <-ctx.Done():
+		return Exit{}, ctx.Err()
+	}
+}
