@@ -52,11 +52,20 @@ func doctorCommand() *cli.Command {
 // verdict is the error that says what is wrong in all.
 func verdict(findings []doctor.Finding) error {
 	var wrong []string
-	if n := doctor.Count(findings, doctor.Fail); n > 0 {
-		wrong = append(wrong, fmt.Sprintf("%d findings keep the stack from working", n))
-	}
-	if n := doctor.Count(findings, doctor.Left); n > 0 {
-		wrong = append(wrong, fmt.Sprintf("%d things are left that nobody owns", n))
+	for _, w := range []struct {
+		level     doctor.Level
+		one, many string
+	}{
+		{doctor.Fail, "1 finding keeps the stack from working", "%d findings keep the stack from working"},
+		{doctor.Left, "1 thing is left that nobody owns", "%d things are left that nobody owns"},
+	} {
+		switch n := doctor.Count(findings, w.level); n {
+		case 0:
+		case 1:
+			wrong = append(wrong, w.one)
+		default:
+			wrong = append(wrong, fmt.Sprintf(w.many, n))
+		}
 	}
 	if len(wrong) == 0 {
 		return nil

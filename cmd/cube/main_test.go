@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/doctor"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 )
 
@@ -170,5 +171,29 @@ func TestExitCodes(t *testing.T) {
 func TestOneLine(t *testing.T) {
 	if got := oneLine("a\n\n  b \r\nc"); got != "a | b | c" {
 		t.Errorf("got %q", got)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	for _, tc := range []struct {
+		levels []doctor.Level
+		want   string
+	}{
+		{[]doctor.Level{doctor.OK, doctor.Warn, doctor.Fixed}, ""},
+		{[]doctor.Level{doctor.Fail, doctor.OK}, "doctor: 1 finding keeps the stack from working: see the remedies above"},
+		{[]doctor.Level{doctor.Left, doctor.Left}, "doctor: 2 things are left that nobody owns: see the remedies above"},
+		{[]doctor.Level{doctor.Left, doctor.Fail}, "doctor: 1 finding keeps the stack from working and 1 thing is left that nobody owns: see the remedies above"},
+	} {
+		var findings []doctor.Finding
+		for _, l := range tc.levels {
+			findings = append(findings, doctor.Finding{Level: l})
+		}
+		got := ""
+		if err := verdict(findings); err != nil {
+			got = err.Error()
+		}
+		if got != tc.want {
+			t.Errorf("%v: %q, want %q", tc.levels, got, tc.want)
+		}
 	}
 }

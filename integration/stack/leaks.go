@@ -33,11 +33,11 @@ func (s *Stack) Leaks() []string {
 	return leaks
 }
 
-// VMLeaks lists what is left of machines while the stack runs and no container should: shims, QEMUs, their
-// directories, uid locks and cgroups.
+// VMLeaks lists what is left of machines while the stack runs and no container should: shims, QEMUs, the directories of
+// machines and pods, and uid locks.
 func (s *Stack) VMLeaks() []string {
 	leaks := s.leakedProcesses("containerd-shim-cube-v2", "qemu-system")
-	for _, dir := range []string{s.Config.VMDir(), filepath.Join(s.Config.RunDir, "uids")} {
+	for _, dir := range []string{s.Config.VMDir(), s.Config.PodDir(), filepath.Join(s.Config.RunDir, "uids")} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			leaks = append(leaks, "file: "+filepath.Join(dir, e.Name()))

@@ -126,7 +126,7 @@ func (d *downer) clear(ctx context.Context) error {
 // runEntries are what Cube makes in its run directory, which may not be its alone.
 var runEntries = []string{
 	"base", "containerd", "containerd.sock", "containerd.sock.ttrpc", "containerd.toml", "cube.sock", "fifo", "mounts",
-	"notify.sock", "shim", "snapshotter.sock", "tsc-khz", "uids", "vm",
+	"notify.sock", "pods", "shim", "snapshotter.sock", "tsc-khz", "uids", "vm",
 }
 
 // clearShims ends the shims that containerd has lost sight of.

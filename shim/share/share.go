@@ -22,7 +22,6 @@ package share
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -43,6 +42,7 @@ import (
 	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm/cgroup"
 	"github.com/cubesandbox/cube/vmm/jail"
+	"github.com/cubesandbox/cube/vmm/record"
 )
 
 const (
@@ -253,11 +253,7 @@ func capabilities(shares []spec.Share) []int {
 	return []int{unix.CAP_DAC_READ_SEARCH}
 }
 
-// cgroupName begins like a machine's; the rest tells apart containers of one id.
-func cgroupName(cfg Config) string {
-	sum := sha256.Sum256([]byte(cfg.Dir))
-	return fmt.Sprintf("share-%s-%x", cfg.ID, sum[:4])
-}
+func cgroupName(cfg Config) string { return "share-" + record.CgroupName(cfg.Host, cfg.Dir, cfg.ID) }
 
 func socketpair() (net.Conn, *os.File, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
