@@ -79,7 +79,7 @@ func mounts(t *testing.T, pid int, readOnly bool) {
 		t.Fatal(err)
 	}
 	want := map[string][]string{
-		"/": {"ro", "nosuid", "nodev"}, "/proc": {"nosuid", "nodev", "noexec"}, "/cube-share": {"ro", "nosuid", "nodev"}, "/0": {"nosuid", "nodev"},
+		"/": {"ro", "nosuid", "nodev"}, "/proc": {"nosuid", "nodev", "noexec"}, "/cube-share": {"ro", "nosuid", "nodev"}, "/0": {"nosuid", "nodev", "nosymfollow"},
 	}
 	if readOnly {
 		want["/0"] = append(want["/0"], "ro")

@@ -13,7 +13,7 @@
 // How a caller uses it, per container with shares:
 //
 //	s, err := share.Start(ctx, share.Config{…, Record: func(r share.Record) error { /* write it to the bundle's state */ }})
-//	for i, c := range s.Conns() { /* relay c to a stream of the guest; that is share i of CreateContainerRequest.Shares */ }
+//	for i, c := range s.Conns() { /* relay c to a stream of the guest: it and s.Files()[i] are the agent's Share i */ }
 //	<-s.Done()     // the helper has ended, by itself if before Close: log it; the guest sees I/O errors
 //	err = s.Close() // after DeleteContainer, or to undo a failed create
 //
@@ -29,6 +29,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -83,6 +84,7 @@ type Server struct {
 	cfg    Config
 	proc   *jail.Process
 	conns  []net.Conn
+	files  []string
 	output *output
 
 	end     sync.Once
@@ -108,6 +110,10 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	defer closeTrees(trees)
+	for _, t := range trees[:len(cfg.Shares)] {
+		_, file, _ := strings.Cut(t.Path, "/")
+		s.files = append(s.files, file)
+	}
 	rec := Record{Dir: cfg.Dir, Cgroup: cgroupName(cfg)}
 	uids := jail.NewUIDs(cfg.Host)
 	rec.UID, err = uids.Take(cfg.Dir, func(uid uint32) error {
@@ -216,6 +222,10 @@ func (s *Server) PID() int { return s.proc.PID() }
 
 // Conns are the connections for the guest, one per share, in their order. The server closes them.
 func (s *Server) Conns() []net.Conn { return s.conns }
+
+// Files are, in the same order, the names of the only file that a share has where it is one of a file, "" where it is a
+// directory.
+func (s *Server) Files() []string { return s.files }
 
 // Done is closed when the helper has ended.
 func (s *Server) Done() <-chan struct{} { return s.proc.Done() }

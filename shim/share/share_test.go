@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -161,6 +162,9 @@ func TestShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := start(t, spec.Share{Source: dir}, spec.Share{Source: file}, spec.Share{Source: dir, ReadOnly: true})
+	if got := s.Files(); !slices.Equal(got, []string{"", share.FileName, ""}) {
+		t.Errorf("files %q", got)
+	}
 
 	c, root := connect(t, s.Conns()[0], 1000)
 	f := must(c.Create(root, "mine", unix.O_RDWR, 0o640, 100))(t)

@@ -14,8 +14,8 @@ type Tree struct {
 }
 
 // OpenTree makes a detached mount of a file or directory, and, if recursive, of what is mounted below it. Symbolic links in
-// the path are followed. What is mounted or unmounted at the path later is of no consequence. In the tree no set-uid bit,
-// no device node and, if it is to be read-only, no write counts.
+// the path are followed. What is mounted or unmounted at the path later is of no consequence. In the tree no symbolic link is
+// followed, and no set-uid bit, no device node and, if it is to be read-only, no write counts.
 func OpenTree(path string, readOnly, recursive bool) (_ *os.File, err error) {
 	var below uint
 	if recursive {
@@ -26,7 +26,7 @@ func OpenTree(path string, readOnly, recursive bool) (_ *os.File, err error) {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), path)
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSYMFOLLOW, Propagation: unix.MS_PRIVATE}
 	if readOnly {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
