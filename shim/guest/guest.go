@@ -54,6 +54,7 @@ var ErrGone = errdefs.ErrUnavailable.WithMessage("the virtual machine is gone")
 type Guest struct {
 	api.AgentClient
 	session *mux.Session
+	control *control
 	rpc     *ttrpc.Client
 	stream  atomic.Uint32
 }
@@ -64,8 +65,8 @@ func Connect(ctx context.Context, conn net.Conn, scale func(time.Duration) time.
 	if err != nil {
 		return nil, fmt.Errorf("connect to the agent: %w", err)
 	}
-	g := &Guest{session: s}
-	g.rpc = ttrpc.NewClient(s.Control(), ttrpc.WithUnaryClientInterceptor(interceptor(scale)))
+	g := &Guest{session: s, control: newControl(s, scale)}
+	g.rpc = ttrpc.NewClient(g.control, ttrpc.WithUnaryClientInterceptor(interceptor(scale, g.control.unanswered)))
 	g.AgentClient = api.NewAgentClient(g.rpc)
 	g.stream.Store(mux.ControlID)
 	return g, nil
@@ -107,7 +108,13 @@ func (g *Guest) SyncTime(ctx context.Context) error {
 func (g *Guest) Done() <-chan struct{} { return g.session.Done() }
 
 // Err says why the channel has ended.
-func (g *Guest) Err() error { return g.session.Err() }
+func (g *Guest) Err() error {
+	var broken *mux.ProtocolError
+	if err := g.session.Err(); !errors.As(err, &broken) {
+		return err
+	}
+	return errdefs.ErrUnavailable.WithMessage("the virtual machine is ended, since its agent doesn't keep to the protocol: " + broken.Reason)
+}
 
 // Close ends the channel.
 func (g *Guest) Close() error {
@@ -115,17 +122,21 @@ func (g *Guest) Close() error {
 	return g.session.Close()
 }
 
-// interceptor gives each call its deadline and makes errors of the channel and of the guest fit for users.
-func interceptor(scale func(time.Duration) time.Duration) ttrpc.UnaryClientInterceptor {
+// interceptor gives each call its deadline and makes errors of the channel and of the guest fit for users. It makes no
+// calls to an agent that answers none.
+func interceptor(scale func(time.Duration) time.Duration, unanswered func() int) ttrpc.UnaryClientInterceptor {
 	return func(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 		method := path.Base(info.FullMethod)
 		limit, ok := limits[method]
 		if !ok {
 			limit = defaultLimit
 		}
+		if n := unanswered(); n >= maxUnanswered {
+			return fmt.Errorf("the agent in the virtual machine hasn't answered %d calls, so %s isn't made: %w", n, method, context.DeadlineExceeded)
+		}
 		ctx, cancel := context.WithTimeout(ctx, scale(limit))
 		defer cancel()
-		err := invoke(ctx, req, resp)
+		err := within(ctx, func() error { return invoke(ctx, req, resp) })
 		switch {
 		case err == nil && resp.Status != nil && resp.Status.Code != int32(codes.OK):
 			return fromGuest(resp.Status)
@@ -137,6 +148,18 @@ func interceptor(scale func(time.Duration) time.Duration) ttrpc.UnaryClientInter
 			return ctx.Err()
 		}
 		return fmt.Errorf("%s: %w", method, ErrGone)
+	}
+}
+
+// within is call's error, or that of ctx if it ends first: a call whose message the agent doesn't take waits for longer.
+func within(ctx context.Context, call func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

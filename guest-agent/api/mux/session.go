@@ -135,6 +135,9 @@ func (s *Session) Close() error {
 	return nil
 }
 
+// Abort ends the session at once, because of what its user has found wrong with the peer.
+func (s *Session) Abort(reason error) { s.end(reason) }
+
 // end ends the session with a reason; the first one counts.
 func (s *Session) end(err error) {
 	if err == io.EOF { // not to be taken for a stream's
