@@ -299,7 +299,7 @@ func TestHostileEvents(t *testing.T) {
 	ooms := 0
 	for _, e := range h.until("/tasks/exit box/box") {
 		switch {
-		case e == "/tasks/oom":
+		case e == "/tasks/oom box":
 			ooms++
 		case strings.HasPrefix(e, "/tasks/exit box/") && !strings.HasPrefix(e, "/tasks/exit box/box"):
 			t.Errorf("event %s", e)

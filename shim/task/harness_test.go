@@ -39,6 +39,7 @@ type harness struct {
 	bundle   string
 	image    string
 	runDir   string
+	podDir   record.Pod
 	shutdown *shutdownService
 }
 
@@ -59,6 +60,7 @@ func newHarness(t *testing.T) *harness {
 		bundle:   filepath.Join(dir, "bundle"),
 		image:    filepath.Join(dir, "root.img"),
 		runDir:   filepath.Join(dir, "run"),
+		podDir:   record.Pod(filepath.Join(dir, "run", "pods", "0123456789abcdef")),
 		shutdown: &shutdownService{done: make(chan struct{})},
 	}
 	cfg := filepath.Join(dir, "config.toml")
@@ -67,15 +69,14 @@ func newHarness(t *testing.T) *harness {
 	t.Setenv("CUBE_TIMEOUT_SCALE", testScale)
 	h.must(os.MkdirAll(filepath.Join(h.bundle, "rootfs"), 0o700))
 	h.must(os.WriteFile(h.image, make([]byte, 1<<20), 0o600))
-	podDir := record.Pod(filepath.Join(h.runDir, "pods", "0123456789abcdef"))
-	h.must(os.MkdirAll(string(podDir), 0o700))
+	h.must(os.MkdirAll(string(h.podDir), 0o700))
 
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h.events = pod.NewEvents("testing", h.recorder, log)
 	p := pod.New(pod.Env{
 		ID:        cid,
 		Namespace: "testing",
-		Dir:       podDir,
+		Dir:       h.podDir,
 		Events:    h.events,
 		Log:       log,
 		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
@@ -112,14 +113,18 @@ func (h *harness) must(err error) {
 
 // spec writes config.json for a command, as ctr would.
 func (h *harness) spec(args ...string) *specs.Spec {
-	s := &specs.Spec{
+	s := newSpec(args...)
+	h.writeSpec(s)
+	return s
+}
+
+func newSpec(args ...string) *specs.Spec {
+	return &specs.Spec{
 		Version: specs.Version,
 		Process: &specs.Process{Args: args, Cwd: "/"},
 		Root:    &specs.Root{Path: "rootfs"},
 		Linux:   &specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: "pid"}, {Type: "network"}, {Type: "ipc"}, {Type: "uts"}, {Type: "mount"}}},
 	}
-	h.writeSpec(s)
-	return s
 }
 
 func (h *harness) writeSpec(s *specs.Spec) {
@@ -250,6 +255,12 @@ func (r *recorder) Publish(ctx context.Context, topic string, e events.Event) er
 		text += " " + e.ContainerID + "/" + e.ExecID
 	case *eventsapi.TaskExecStarted:
 		text += " " + e.ContainerID + "/" + e.ExecID
+	case *eventsapi.TaskPaused:
+		text += " " + e.ContainerID
+	case *eventsapi.TaskResumed:
+		text += " " + e.ContainerID
+	case *eventsapi.TaskOOM:
+		text += " " + e.ContainerID
 	case *eventsapi.TaskDelete:
 		text += fmt.Sprintf(" %s %d", e.ContainerID, e.ExitStatus)
 	}

@@ -5,12 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/guest-agent/agent/uevent"
 )
@@ -45,8 +48,11 @@ func Find(ctx context.Context, serial string) (node string, err error) {
 	defer cancel()
 	err = uevent.Until(ctx, "block", func() (bool, error) {
 		name, err := find(block, serial)
+		if name == "" || err != nil {
+			return false, err
+		}
 		node = filepath.Join("/dev", name)
-		return name != "", err
+		return opens(node)
 	})
 	if err != nil {
 		if ctx.Err() != nil {
@@ -55,6 +61,19 @@ func Find(ctx context.Context, serial string) (node string, err error) {
 		return "", fmt.Errorf("find disk %q: %w", serial, err)
 	}
 	return node, nil
+}
+
+// opens tells whether a device is there. The kernel lists it a little earlier than it can be opened (device_add_disk), and
+// tells of it later than both.
+func opens(node string) (bool, error) {
+	f, err := os.Open(node)
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, f.Close()
 }
 
 // Resize makes the kernel look at the disk again when it doesn't take it to have so many bytes, as after a restore that
