@@ -28,7 +28,7 @@ type Config struct {
 	StateDir string `toml:"state_dir"`
 	// RunDir doesn't: sockets, bundles, per-VM state. At most 60 bytes, since socket paths are limited to 108.
 	RunDir string `toml:"run_dir"`
-	// BinDir holds containerd, ctr, runc, the shim and cube-jail. Default: where the running binary is.
+	// BinDir holds containerd, ctr, runc, the shim, cube-jail and cube-share. Default: where the running binary is.
 	BinDir string `toml:"bin_dir"`
 	// Artefacts holds QEMU and the guest image by digest. Default: StateDir/artefacts.
 	Artefacts string `toml:"artefacts"`

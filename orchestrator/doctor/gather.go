@@ -239,6 +239,7 @@ func tools(ctx context.Context, cfg *config.Config) []Tool {
 	list := []Tool{
 		{Name: "containerd-shim-cube-v2", Path: cfg.Bin("containerd-shim-cube-v2"), Required: true, Remedy: ours},
 		{Name: "cube-jail", Path: cfg.Bin("cube-jail"), Required: true, Remedy: ours},
+		{Name: "cube-share", Path: cfg.Bin("cube-share"), Required: true, Remedy: ours},
 		{Name: "containerd", Path: cfg.Bin("containerd"), Required: private, Remedy: "`make setup` builds it; bin_dir is " + cfg.BinDir},
 		{Name: "ctr", Path: cfg.Bin("ctr"), Remedy: "`make setup` builds it; only people need it"},
 		{Name: "runc", Path: cfg.Bin("runc"), Remedy: "`make setup` builds it; only containers beside the machines need it"},
@@ -264,8 +265,8 @@ func (t *Tool) look(ctx context.Context) {
 	t.Path = path
 	flag := map[string]string{"mkfs.ext4": "-V", "mkfs.xfs": "-V", "containerd-shim-cube-v2": "-v"}[t.Name]
 	switch {
-	case t.Name == "cube-jail":
-		return // it talks to the shim only
+	case t.Name == "cube-jail" || t.Name == "cube-share":
+		return // they talk to the shim only
 	case flag == "":
 		flag = "--version"
 	}
