@@ -89,7 +89,7 @@ func Repository() (string, error) {
 	}
 	for ; dir != "/"; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			for _, f := range []string{"cube", "containerd-shim-cube-v2", "cube-jail", "containerd", "ctr", "runc"} {
+			for _, f := range []string{"cube", "containerd-shim-cube-v2", "cube-jail", "cube-share", "containerd", "ctr", "runc"} {
 				if _, err := os.Stat(filepath.Join(dir, "bin", f)); err != nil {
 					return "", fmt.Errorf("bin/%s isn't there; make build makes it", f)
 				}
