@@ -6,6 +6,7 @@
 //	guest    the agent in the machine: the multiplexed channel and its calls
 //	spec     the OCI spec of the host turned into what the machine gets
 //	rootfs   root file system mounts turned into disks
+//	share    bind mounts of the host's files, served to the guest by a jailed helper
 //	stdio    containerd's fifos and files, and the copying between them and the guest's streams
 //	hooks    OCI hooks that run on the host
 //	record   what a shim leaves in its pod directory and in bundles, so that whoever comes later can undo it
