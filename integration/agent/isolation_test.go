@@ -101,6 +101,8 @@ func TestIsolation(t *testing.T) {
 		echo "agent: $(grep -l '[c]ube-agent' /proc/[0-9]*/cmdline 2>/dev/null | wc -l)"
 		echo "port: $(ls /dev | grep -c vport)"
 		echo "disks: $(ls /dev | grep -c ^sd)"
+		echo "sockets: $(cat /proc/net/tcp* /proc/net/udp* /proc/net/raw* | grep -c '^ *[0-9a-f]*:')"
+		echo "abstract: $(grep -c @ /proc/net/unix)"
 		umount -l / 2>/dev/null
 		echo "after umount: $(ls /init /usr/bin/crun 2>/dev/null | wc -l)"`)
 	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all}
@@ -109,6 +111,7 @@ func TestIsolation(t *testing.T) {
 	got := fields(out)
 	for key, want := range map[string]string{
 		"roots": "1", "initramfs": "0", "crun": "0", "agent": "0", "port": "0", "disks": "0", "after umount": "0",
+		"sockets": "0", "abstract": "0", // the agent has none, in the network that it has in common with containers
 	} {
 		if got[key] != want {
 			t.Errorf("%s: %q, want %q", key, got[key], want)

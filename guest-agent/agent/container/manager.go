@@ -110,15 +110,13 @@ func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return nil, err
 	}
-	u.Push(func() error { return os.RemoveAll(c.dir) })
+	u.Push(c.clean)
 	if c.root, err = rootfs.Mount(ctx, c.dir, r.Rootfs); err != nil {
 		return nil, err
 	}
-	u.Push(c.root.Unmount)
 	if c.volumes, err = volumes.Prepare(ctx, c.dir, r.Files, r.Shares); err != nil {
 		return nil, err
 	}
-	u.Push(c.volumes.Release)
 	if err := c.writeSpec(r); err != nil {
 		return nil, err
 	}

@@ -122,11 +122,21 @@ func (c *Container) delete(ctx context.Context) error {
 		return err
 	}
 	c.stopWatch()
-	if err := c.volumes.Release(); err != nil {
-		return err
+	return c.clean()
+}
+
+// clean unmounts everything and removes the container's directory. What can't be unmounted isn't removed: it would be
+// the files on the container's disks.
+func (c *Container) clean() error {
+	if c.volumes != nil {
+		if err := c.volumes.Release(); err != nil {
+			return err
+		}
 	}
-	if err := c.root.Unmount(); err != nil {
-		return err
+	if c.root != nil {
+		if err := c.root.Unmount(); err != nil {
+			return err
+		}
 	}
 	return os.RemoveAll(c.dir)
 }

@@ -48,8 +48,7 @@ func mountShare(ctx context.Context, dir string, s Share) (_ *mount, err error) 
 		return nil, err
 	}
 	m := &mount{dir: dir, stream: s.Stream, socket: socket}
-	m.pumps.Go(func() { m.pump(m.stream, m.socket, func() {}) })
-	m.pumps.Go(func() { m.pump(m.socket, m.stream, func() { m.heard.Store(time.Now().UnixNano()) }) })
+	m.pump()
 	// The server has to answer before mount(2) does.
 	stop := context.AfterFunc(ctx, m.abort)
 	err = mount9P(dir, kernel, s.ReadOnly)
@@ -100,8 +99,14 @@ func Close(shares []Share) {
 	}
 }
 
-// pump copies one direction until either end is closed, and closes both.
-func (m *mount) pump(to io.Writer, from io.Reader, passing func()) {
+// pump copies in both directions until either end is closed.
+func (m *mount) pump() {
+	m.pumps.Go(func() { m.copy(m.stream, m.socket, func() {}) })
+	m.pumps.Go(func() { m.copy(m.socket, m.stream, func() { m.heard.Store(time.Now().UnixNano()) }) })
+}
+
+// copy copies one direction, and closes both ends when it can't go on.
+func (m *mount) copy(to io.Writer, from io.Reader, passing func()) {
 	defer m.abort()
 	b := make([]byte, copySize)
 	for {

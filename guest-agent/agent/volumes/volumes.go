@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -93,7 +94,7 @@ func check(files []*api.File, shares []Share) error {
 		return fmt.Errorf("%d shares are more than %d", len(shares), maxShares)
 	}
 	for i, s := range shares {
-		if s.File != "" && (!filepath.IsLocal(s.File) || s.File != filepath.Base(s.File)) {
+		if s.File == "." || s.File == ".." || strings.Contains(s.File, "/") {
 			return fmt.Errorf("%q of share %d is no name of a file", s.File, i)
 		}
 	}

@@ -2,6 +2,7 @@ package mux
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -224,6 +225,14 @@ func fuzzSession(t *testing.T, b []byte, host bool) {
 	r := bufio.NewReader(strings.NewReader(string(b)))
 	s.end(s.readFrames(r))
 	<-s.written
+	checkBounds(t, s)
+}
+
+// checkBounds checks what must hold of a session that has ended, whatever came.
+func checkBounds(t *testing.T, s *Session) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if len(s.streams) > MaxStreams {
 		t.Fatalf("%d streams", len(s.streams))
 	}
@@ -232,4 +241,32 @@ func fuzzSession(t *testing.T, b []byte, host bool) {
 			t.Fatalf("stream %d holds %d bytes, credit %d, allowed %d", st.id, st.in.len(), st.credit, st.allowed)
 		}
 	}
+}
+
+// FuzzServe lets the guest read whatever comes over the channel: HELLOs too, one session after another.
+func FuzzServe(f *testing.F) {
+	hello := join(make([]byte, headerSize), appendHello(nil, typeHello, epoch{1}))
+	f.Add(join(hello, frame(typeOpen, 3), frame(typeData, 3, 1, 2), hello, frame(typeOpen, 3), frame(typeEOF, 3)))
+	f.Add(join(hello, frame(99, 2), appendHello(nil, typeHello, epoch{2}), window(1, 1), hello))
+	f.Add(join([]byte("rubbish"), hello[:len(hello)-3], hello, frame(typeData, 1, 7)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		sessions := make(chan *Session, len(b)/helloSize+1)
+		channel := struct {
+			io.Reader
+			io.Writer
+		}{bytes.NewReader(b), io.Discard}
+		err := Serve(channel, func(s *Session) { sessions <- s })
+		if err != io.EOF && err != io.ErrUnexpectedEOF {
+			t.Fatalf("ended with %v", err)
+		}
+		for {
+			select {
+			case s := <-sessions:
+				<-s.Done()
+				checkBounds(t, s)
+			default:
+				return
+			}
+		}
+	})
 }
