@@ -16,6 +16,7 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/hooks"
 	"github.com/cubesandbox/cube/shim/record"
+	"github.com/cubesandbox/cube/shim/share"
 )
 
 const (
@@ -158,6 +159,15 @@ func (s *stop) undo(ctx context.Context) error {
 	}
 	if err != nil {
 		return err
+	}
+	if state.Share != (share.Record{}) {
+		cfg, err := config.Load(state.ConfigFile)
+		if err != nil {
+			return err
+		}
+		if err := share.Cleanup(ctx, cfg, state.Share); err != nil {
+			return err
+		}
 	}
 	if state.Created {
 		err := hooks.Run(ctx, "poststop", state.Poststop, specs.State{ID: state.ID, Status: specs.StateStopped, Bundle: string(s.bundle)})

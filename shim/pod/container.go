@@ -29,6 +29,7 @@ type container struct {
 	hooks      specs.Hooks
 	alone      bool     // it is no member of a group
 	disks      []string // the serials of those that go with it
+	shares     *shares
 
 	lastOOM time.Time // dispatch's
 
@@ -79,7 +80,7 @@ func (c *container) remove() error {
 	} else {
 		err = c.vm.takeOut(c.id, c.disks)
 	}
-	if err != nil {
+	if err := errors.Join(err, c.shares.close()); err != nil {
 		return err
 	}
 	if err := runPoststop(c.hooks, c.id, c.bundle); err != nil {

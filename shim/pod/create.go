@@ -44,6 +44,7 @@ type creation struct {
 	state   record.State
 	root    *rootfs.Root
 	host    *stdio.IO
+	shares  *shares
 
 	claim  *claim
 	making *making // the machine's; nil for all but the first container
@@ -193,10 +194,12 @@ func (n *creation) run(ctx context.Context) (_ *container, err error) {
 		return nil, err
 	}
 	u.Push(func() error { return runPoststop(n.plan.Hooks, n.ID, n.Bundle) })
+	u.Push(func() error { return n.shares.close() })
 	if n.making == nil {
 		u.Push(func() error { return n.vm.takeOut(n.ID, n.disks) })
 	}
 	g, gctx = errgroup.WithContext(ctx)
+	g.Go(func() error { return n.serveShares(gctx) })
 	g.Go(func() error { return n.hostHooks(gctx) })
 	g.Go(func() error { return n.plugIn(gctx) })
 	if n.making != nil {
@@ -214,7 +217,7 @@ func (n *creation) run(ctx context.Context) (_ *container, err error) {
 
 // record writes down that something will be there.
 func (n *creation) record() error {
-	n.state = record.State{ID: n.ID, Namespace: n.env.Namespace, Poststop: n.plan.Hooks.Poststop}
+	n.state = record.State{ID: n.ID, Namespace: n.env.Namespace, ConfigFile: n.ConfigFile, Poststop: n.plan.Hooks.Poststop}
 	if err := n.env.Dir.Join(n.ID, n.records); err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ func (n *creation) createInGuest(ctx context.Context) (*container, error) {
 		hooks:   n.plan.Hooks,
 		alone:   n.making != nil && n.plan.Group == "",
 		disks:   n.disks,
+		shares:  n.shares,
 		execs:   map[string]*process{},
 	}
 	c.init = newProcess(c, "", n.Stdio)
@@ -54,6 +55,13 @@ func (n *creation) guestRequest(names *api.Stdio) (*api.CreateContainerRequest, 
 	if err != nil {
 		return nil, err
 	}
+	shared, err := n.shares.connect(n.vm.guest, n.log)
+	if err != nil {
+		return nil, err
+	}
+	for i, s := range n.plan.Shares {
+		shared[i].ReadOnly = s.ReadOnly
+	}
 	r := &api.CreateContainerRequest{
 		Id:                n.ID,
 		Spec:              b,
@@ -61,6 +69,7 @@ func (n *creation) guestRequest(names *api.Stdio) (*api.CreateContainerRequest, 
 		Stdio:             names,
 		PrivilegedDevices: n.plan.PrivilegedDevices,
 		Namespaces:        n.join(n.plan.Join),
+		Shares:            shared,
 	}
 	for _, f := range n.plan.Files {
 		r.Files = append(r.Files, &api.File{Content: f.Content, Mode: f.Mode})

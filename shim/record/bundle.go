@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/cubesandbox/cube/shim/share"
 )
 
 // Bundle is the directory that containerd has made for a container, with the container's records.
@@ -17,6 +19,10 @@ type State struct {
 	Namespace string `json:"namespace"`
 	// PID is the machine's process, which is the task's pid. 0 while it isn't known.
 	PID int `json:"pid,omitempty"`
+	// ConfigFile is the configuration that the container was made with, "" for the default one.
+	ConfigFile string `json:"configFile,omitempty"`
+	// Share is what the helper process for shared files holds.
+	Share share.Record `json:"share,omitzero"`
 	// Poststop are the hooks that are due when the container is removed.
 	Poststop []specs.Hook `json:"poststop,omitempty"`
 	// Created is false until the container existed: only then are its poststop hooks due.
