@@ -63,12 +63,33 @@ func TestJail(t *testing.T) {
 					t.Errorf("%s namespace %s, ours is %s: %v, %v", ns, theirs, ours, err, err2)
 				}
 			}
+			limited(t, s.PID())
 			mounts(t, s.PID(), tc.readOnly)
 			descriptors(t, s.PID())
 			if links, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/dev", s.PID())); err != nil || strings.Count(string(links), ":") != 1 {
 				t.Errorf("network devices %s, %v", links, err)
 			}
 		})
+	}
+}
+
+// limited checks that the helper is in a cgroup of its own, of both controllers that matter, and dumps no core.
+func limited(t *testing.T, pid int) {
+	t.Helper()
+	read := func(name string) string {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(strings.Fields(string(b)), " ")
+	}
+	groups := read("cgroup")
+	v1 := strings.Contains(groups, ":memory:/cube/share-") && strings.Contains(groups, ":pids:/cube/share-")
+	if v2 := strings.Contains(groups, "0::/cube/share-"); !v1 && !v2 {
+		t.Errorf("cgroups %s", groups)
+	}
+	if limits := read("limits"); !strings.Contains(limits, "Max core file size 0 0 ") {
+		t.Errorf("limits %s", limits)
 	}
 }
 
