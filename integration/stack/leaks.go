@@ -46,11 +46,11 @@ func (s *Stack) VMLeaks() []string {
 	return leaks
 }
 
-// CgroupLeaks lists the cgroups of containers.
+// CgroupLeaks lists the cgroups of containers' machines and helpers.
 func CgroupLeaks(ids ...string) []string {
 	var leaks []string
 	for _, id := range ids {
-		for _, f := range CgroupFiles(id, "cgroup.procs") {
+		for _, f := range append(CgroupFiles(id, "cgroup.procs"), CgroupFiles("share-"+id, "cgroup.procs")...) {
 			leaks = append(leaks, "cgroup: "+filepath.Dir(f))
 		}
 	}
