@@ -48,20 +48,19 @@ func newDaemon(binary string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{binary: binary, events: newRecorder(), images: images{dir: dir}}
+	d := &daemon{binary: binary, events: newRecorder(), stack: stack.Stack{Dir: dir}, images: images{dir: dir}}
 	artefacts := os.Getenv("CUBE_ARTEFACTS")
 	if artefacts == "" {
 		artefacts = filepath.Join(config.Default().StateDir, "artefacts")
 	}
-	file := filepath.Join(dir, "config.toml")
 	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nartefacts = %q\n", filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), artefacts)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(d.configFile(), []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	if d.cfg, err = config.Load(file); err != nil {
+	if d.cfg, err = config.Load(d.configFile()); err != nil {
 		return nil, err
 	}
-	d.stack = stack.Stack{Dir: dir, Config: d.cfg}
+	d.stack.Config = d.cfg
 	for _, dir := range []string{d.cfg.RunDir, d.cfg.StoreDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, err
@@ -76,12 +75,14 @@ func newDaemon(binary string) (*daemon, error) {
 	}
 	eventsapi.RegisterTTRPCEventsService(d.server, d.events)
 	go d.server.Serve(context.Background(), l) // ends with close
-	d.env = append(os.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=2", config.FileEnv+"="+file,
+	d.env = append(os.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=2", config.FileEnv+"="+d.configFile(),
 		"TTRPC_ADDRESS="+d.eventSocket(), "GRPC_ADDRESS="+d.grpcAddress(), "NAMESPACE="+namespace)
 	return d, nil
 }
 
 func (d *daemon) fake() bool { return filepath.Base(d.binary) == "containerd-shim-fake" }
+
+func (d *daemon) configFile() string { return filepath.Join(d.stack.Dir, "config.toml") }
 
 func (d *daemon) eventSocket() string { return filepath.Join(d.cfg.RunDir, "containerd.sock.ttrpc") }
 

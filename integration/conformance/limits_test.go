@@ -32,7 +32,7 @@ func oomKill(b *box) {
 }
 
 var layersRows = []row{
-	{name: "Layers100", test: manyLayers},
+	{name: "Layers100", test: manyLayers, long: true},
 }
 
 // manyLayers: an overlay of as many disks, as the erofs snapshotter asks for it.
@@ -84,6 +84,32 @@ const (
 	nerdbox = "a service of nerdbox's own that containerd doesn't ask for"
 	noFiles = "a fake guest has no files"
 )
+
+var mountRows = []row{
+	{name: "BindMount", test: bindMount, noFake: noFiles},
+}
+
+// bindMount: directories of the host are in the guest, one to read and write and one only to read.
+func bindMount(b *box) {
+	dir := b.TempDir()
+	b.must(writeFile(filepath.Join(dir, "in"), data(1<<20), 0o644))
+	b.change = func(s *specs.Spec) {
+		for dst, access := range map[string]string{"/rw": "rw", "/ro": "ro"} {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: dst, Type: "bind", Source: dir, Options: []string{"rbind", access}})
+		}
+	}
+	p := b.run(both("cat /ro/in; echo from the guest >/rw/out; echo no >/ro/out2"))
+	b.sameData(p.output(), 1<<20)
+	if got := p.wait(); got != 1 {
+		b.Errorf("status %d: a read-only mount was written to", got)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "out")); err != nil || string(got) != "from the guest\n" {
+		b.Errorf("the guest wrote %q, %v", got, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "out2")); err == nil {
+		b.Error("a read-only mount was written to")
+	}
+}
 
 var networkRows = []row{
 	{name: "Loopback", test: loopback, shared: true, noFake: "a fake guest has no network"},

@@ -10,7 +10,8 @@ import (
 type row struct {
 	name string
 	test func(*box)
-	// shared rows run in one container of the group, which they leave running; the others get one that isn't started.
+	// shared rows run in one container that they have in common, and leave running; the others get one that isn't
+	// started yet.
 	shared bool
 	// noFake and noQEMU say why a side can't have the row.
 	noFake, noQEMU string
@@ -25,11 +26,13 @@ type group struct {
 }
 
 var table = []group{
+	{"Binary", binaryRows},
 	{"Run", runRows},
 	{"Exec", execRows},
 	{"Task", taskRows},
 	{"OOM", oomRows},
 	{"Layers", layersRows},
+	{"Mounts", mountRows},
 	{"Network", networkRows},
 	{"Pod", podRows},
 	{"Crash", crashRows},
@@ -45,23 +48,26 @@ func runTable(t *testing.T, d *daemon) {
 			}
 		}
 	}
+	var shared *box
+	common := func() *box {
+		if shared == nil {
+			shared = d.sized(t, sharedMiB)
+			shared.run(sleep)
+		}
+		return shared
+	}
 	for _, g := range table {
 		t.Run(g.name, func(t *testing.T) {
-			var shared *box
 			for _, r := range g.rows {
-				t.Run(r.name, func(u *testing.T) {
+				t.Run(r.name, func(t *testing.T) {
 					if why := r.skip(d); why != "" {
-						u.Skip(why)
+						t.Skip(why)
 					}
-					if !r.shared {
-						r.test(d.box(u))
-						return
+					if r.shared {
+						r.test(common().in(t))
+					} else {
+						r.test(d.box(t))
 					}
-					if shared == nil {
-						shared = d.sized(t, sharedMiB)
-						shared.run(sleep)
-					}
-					r.test(shared.in(u))
 				})
 			}
 		})
