@@ -12,7 +12,7 @@ formatted() {
 }
 
 scripts() {
-	find .ci deploy integration -type f \( -name '*.sh' -o -path .ci/run \) -print0 | xargs -0 shellcheck -x
+	find .ci deploy integration -type f \( -name '*.sh' -o -path .ci/run -o -path integration/client/testdata/containerd \) -print0 | xargs -0 shellcheck -x
 }
 
 step gofmt formatted

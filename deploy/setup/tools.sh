@@ -3,6 +3,7 @@
 #   tools.sh run        containerd, ctr, runc, CNI plugins, into bin/
 #   tools.sh lint       staticcheck, into the cache
 #   tools.sh generate   protoc's plug-ins, into the cache
+#   tools.sh client     containerd's client suite, into the cache
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lock
 
@@ -36,6 +37,16 @@ copy() {
 	mv "$2/.${1##*/}" "$to"
 }
 
+# client_suite builds containerd's client suite: a test of its module, which go install doesn't do.
+client_suite() {
+	local dir
+	dir=$(cd / && go mod download -json "github.com/containerd/containerd/v2@$containerd" | sed -nE 's/^\t"Dir": "(.*)",?$/\1/p')
+	mkdir -p "$CUBE_CACHE/bin"
+	cd "$dir"
+	go test -c -o "$CUBE_CACHE/tmp/client.test" ./integration/client
+	mv "$CUBE_CACHE/tmp/client.test" "$CUBE_CACHE/bin/containerd-client.test"
+}
+
 case ${1:-} in
 run)
 	module=github.com/containerd/containerd/v2/cmd
@@ -60,7 +71,13 @@ generate)
 	go_install "protoc-gen-go-ttrpc $protoc_gen_go_ttrpc" "$CUBE_CACHE/bin" \
 		"github.com/containerd/ttrpc/cmd/protoc-gen-go-ttrpc@$protoc_gen_go_ttrpc"
 	;;
+client)
+	key=$(key "$go_version" "$containerd")
+	if fresh client "$key" && [ -e "$CUBE_CACHE/bin/containerd-client.test" ]; then exit 0; fi
+	step "containerd $containerd's client suite" client_suite
+	stamp client "$key"
+	;;
 *)
-	fail "usage: tools.sh run|lint|generate"
+	fail "usage: tools.sh run|lint|generate|client"
 	;;
 esac

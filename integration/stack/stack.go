@@ -117,19 +117,19 @@ func Start(root string, extra ...string) (*Stack, error) {
 	}
 	text := strings.Join(append([]string{fmt.Sprintf(`state_dir = %q
 run_dir = %q
+bin_dir = %q
 artefacts = %q
 log_level = "debug"
 [store]
 size = "6GiB"
 disk_size = "4GiB"
-`, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), artefacts)}, extra...), "\n")
+`, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts)}, extra...), "\n")
 	if err := os.WriteFile(s.file, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
 	if s.Config, err = config.Load(s.file); err != nil {
 		return nil, err
 	}
-	s.Config.BinDir = filepath.Join(root, "bin")
 	if r := s.Cube("up", "-d"); r.Err != nil {
 		return s, fmt.Errorf("cube up: %w", r.Err)
 	}
@@ -149,12 +149,14 @@ func (s *Stack) ImportDemo() error {
 }
 
 // DemoArchive is where set-up keeps the demo image.
-func DemoArchive() string {
-	cache := os.Getenv("CUBE_CACHE")
-	if cache == "" {
-		cache = "/var/cache/cube"
+func DemoArchive() string { return filepath.Join(Cache(), "images", "debian-bookworm.tar") }
+
+// Cache is where set-up keeps what it has made.
+func Cache() string {
+	if cache := os.Getenv("CUBE_CACHE"); cache != "" {
+		return cache
 	}
-	return filepath.Join(cache, "images", "debian-bookworm.tar")
+	return "/var/cache/cube"
 }
 
 // Stop takes the stack down, checks that nothing of it is left and removes its directory.
