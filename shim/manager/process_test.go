@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -64,8 +65,9 @@ func sweep(cfg *config.Config) error { return os.RemoveAll(filepath.Join(cfg.VMD
 // daemon is what a shim sees of containerd.
 type daemon struct {
 	*testing.T
-	dir, bundle, sockets string
-	env                  []string
+	dir, id, bundle, sockets string
+	env                      []string
+	annotations              map[string]string
 
 	mu     sync.Mutex
 	topics []string
@@ -80,16 +82,28 @@ func newDaemon(t *testing.T) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{T: t, dir: dir, bundle: filepath.Join(dir, "ns", id), sockets: filepath.Join(dir, "s")}
+	d := &daemon{T: t, dir: dir, id: id, bundle: filepath.Join(dir, "ns", id), sockets: filepath.Join(dir, "s")}
 	t.Cleanup(func() {
-		d.delete() // whatever happened
+		d.cleanUp()
 		os.RemoveAll(dir)
 	})
+	d.makeBundle()
+	cfg := filepath.Join(dir, "config.toml")
+	d.must(os.WriteFile(cfg, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n", dir+"/state", dir+"/run"), 0o600))
+	d.must(os.WriteFile(filepath.Join(dir, "root.img"), make([]byte, 1<<20), 0o600))
+	d.env = append(os.Environ(), shimEnv+"=1", config.FileEnv+"="+cfg, "TTRPC_ADDRESS="+dir+"/events", "GORACE=atexit_sleep_ms=0", "CUBE_TIMEOUT_SCALE=0.2")
+	d.serveEvents(dir + "/events")
+	d.spec("sleep")
+	return d
+}
+
+// makeBundle makes the bundle, and reads the shim's log.
+func (d *daemon) makeBundle() {
 	d.must(os.MkdirAll(filepath.Join(d.bundle, "rootfs"), 0o700))
 	d.must(unix.Mkfifo(filepath.Join(d.bundle, "log"), 0o700))
 	logs, err := os.OpenFile(filepath.Join(d.bundle, "log"), os.O_RDWR, 0)
 	d.must(err)
-	t.Cleanup(func() { logs.Close() })
+	d.Cleanup(func() { logs.Close() })
 	go func() {
 		buf := make([]byte, 4096)
 		for {
@@ -102,20 +116,20 @@ func newDaemon(t *testing.T) *daemon {
 			d.mu.Unlock()
 		}
 	}()
-	t.Cleanup(func() {
-		if t.Failed() {
+	d.Cleanup(func() {
+		if d.Failed() {
 			d.mu.Lock()
-			t.Logf("the shim's log:\n%s", d.logged.String())
+			d.Logf("the shim's log:\n%s", d.logged.String())
 			d.mu.Unlock()
 		}
 	})
-	cfg := filepath.Join(dir, "config.toml")
-	d.must(os.WriteFile(cfg, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n", dir+"/state", dir+"/run"), 0o600))
-	d.must(os.WriteFile(filepath.Join(dir, "root.img"), make([]byte, 1<<20), 0o600))
-	d.env = append(os.Environ(), shimEnv+"=1", config.FileEnv+"="+cfg, "TTRPC_ADDRESS="+dir+"/events", "GORACE=atexit_sleep_ms=0", "CUBE_TIMEOUT_SCALE=0.2")
-	d.serveEvents(dir + "/events")
-	d.spec("sleep")
-	return d
+}
+
+// cleanUp ends what a test has left, whatever happened in it.
+func (d *daemon) cleanUp() {
+	if _, err := os.Stat(d.bundle); err == nil {
+		d.delete()
+	}
 }
 
 func (d *daemon) must(err error) {
@@ -127,10 +141,11 @@ func (d *daemon) must(err error) {
 
 func (d *daemon) spec(args ...string) {
 	b, err := json.Marshal(&specs.Spec{
-		Version: specs.Version,
-		Process: &specs.Process{Args: args, Cwd: "/"},
-		Root:    &specs.Root{Path: "rootfs"},
-		Linux:   &specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: "pid"}, {Type: "network"}, {Type: "ipc"}, {Type: "uts"}, {Type: "mount"}}},
+		Version:     specs.Version,
+		Annotations: d.annotations,
+		Process:     &specs.Process{Args: args, Cwd: "/"},
+		Root:        &specs.Root{Path: "rootfs"},
+		Linux:       &specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: "pid"}, {Type: "network"}, {Type: "ipc"}, {Type: "uts"}, {Type: "mount"}}},
 	})
 	d.must(err)
 	d.must(os.WriteFile(filepath.Join(d.bundle, "config.json"), b, 0o600))
@@ -158,7 +173,7 @@ func (d *daemon) Forward(_ context.Context, r *eventsapi.ForwardRequest) (*empty
 func (d *daemon) command(action string) *exec.Cmd {
 	self, err := os.Executable()
 	d.must(err)
-	cmd := exec.Command(self, "-namespace", "ns", "-address", d.dir+"/containerd.sock", "-publish-binary", "/none", "-id", id, action)
+	cmd := exec.Command(self, "-namespace", "ns", "-address", d.dir+"/containerd.sock", "-publish-binary", "/none", "-id", d.id, action)
 	if action == "delete" {
 		cmd.Args = append(cmd.Args[:len(cmd.Args)-1], "-bundle", d.bundle, action)
 	}
@@ -170,7 +185,7 @@ func (d *daemon) command(action string) *exec.Cmd {
 func (d *daemon) start() (*bootapi.BootstrapResult, error) {
 	d.Helper()
 	params := &bootapi.BootstrapParams{
-		InstanceID: id, Namespace: "ns", ContainerdGrpcAddress: d.dir + "/containerd.sock", ContainerdTtrpcAddress: d.dir + "/events",
+		InstanceID: d.id, Namespace: "ns", ContainerdGrpcAddress: d.dir + "/containerd.sock", ContainerdTtrpcAddress: d.dir + "/events",
 		SocketDir: &d.sockets, LogLevel: bootapi.LogLevel_LOG_LEVEL_DEBUG,
 	}
 	b, err := proto.Marshal(params)
@@ -210,10 +225,10 @@ func (d *daemon) connect(address string) taskapi.TTRPCTaskService {
 
 func (d *daemon) create(c taskapi.TTRPCTaskService) {
 	d.Helper()
-	_, err := c.Create(d.Context(), &taskapi.CreateTaskRequest{ID: id, Bundle: d.bundle,
+	_, err := c.Create(d.Context(), &taskapi.CreateTaskRequest{ID: d.id, Bundle: d.bundle,
 		Rootfs: []*types.Mount{{Type: "ext4", Source: d.dir + "/root.img", Options: []string{"rw", "loop"}}}})
 	d.must(err)
-	_, err = c.Start(d.Context(), &taskapi.StartRequest{ID: id})
+	_, err = c.Start(d.Context(), &taskapi.StartRequest{ID: d.id})
 	d.must(err)
 }
 
@@ -461,8 +476,11 @@ func TestInfo(t *testing.T) {
 		t.Errorf("type %s", u)
 	}
 	d.must(json.Unmarshal(info.Features.Value, &f))
-	if info.Name != "io.cube.v2" || *f.Linux.MountExtensions.IDMap.Enabled {
+	if info.Name != "io.cube.v2" || info.Version.GetVersion() == "" || *f.Linux.MountExtensions.IDMap.Enabled {
 		t.Errorf("%v %v", &info, f)
+	}
+	if !*f.Linux.Cgroup.V2 || !*f.Linux.Seccomp.Enabled || !slices.Contains(f.Linux.Capabilities, "CAP_NET_ADMIN") {
+		t.Errorf("features %s", info.Features.Value)
 	}
 }
 

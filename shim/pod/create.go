@@ -29,8 +29,9 @@ type CreateRequest struct {
 	ID, Bundle string
 	Rootfs     []*types.Mount
 	Stdio      stdio.Config
-	// ConfigFile is the configuration to use, "" for the default one.
+	// ConfigFile is the configuration to use, or else Config, which is one itself. Without either it is the default one.
 	ConfigFile string
+	Config     []byte
 }
 
 // creation is a Create under way: what it has so far.
@@ -93,6 +94,11 @@ func (p *Pod) Create(ctx context.Context, r CreateRequest) (pid int, err error) 
 
 // prepare checks all that can be checked without acquiring anything.
 func (n *creation) prepare() (err error) {
+	if n.ConfigFile == "" && len(n.Config) > 0 {
+		if n.ConfigFile, err = n.env.Dir.SaveConfig(n.ID, n.Config); err != nil {
+			return err
+		}
+	}
 	if n.cfg, err = config.Load(n.ConfigFile); err != nil {
 		return errdefs.ErrInvalidArgument.WithMessage(err.Error())
 	}

@@ -71,10 +71,12 @@ func (c *container) settle(p *process, execs []*process, ran bool) {
 	c.mu.Lock()
 	host, exit := p.io, p.exit
 	c.mu.Unlock()
-	if !ran {
-		p.closeIO()
-	} else if host != nil {
+	switch {
+	case host == nil:
+	case ran:
 		host.Drain(c.timeout(drainLimit))
+	default:
+		host.Cut()
 	}
 	if p.execID == "" {
 		c.awaitExecs(execs)

@@ -52,12 +52,6 @@ func (b Bundle) SaveExit(e Exit) error { return save(b.path("exit.json"), e) }
 // Exit reads the exit; the error is fs.ErrNotExist while the container hasn't ended.
 func (b Bundle) Exit() (e Exit, err error) { return e, load(b.path("exit.json"), &e) }
 
-// SaveConfig keeps a configuration and returns the file's path.
-func (b Bundle) SaveConfig(toml []byte) (path string, err error) {
-	path = b.path("config.toml")
-	return path, replace(path, toml)
-}
-
 // Pod is the pod that the container belongs to; the error is fs.ErrNotExist where none has been joined.
 func (b Bundle) Pod() (Pod, error) {
 	dir, err := os.Readlink(b.path("pod"))

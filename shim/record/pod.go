@@ -86,6 +86,13 @@ func (p Pod) Address() (string, error) {
 	return string(b), err
 }
 
+// SaveConfig keeps a configuration that came with the request for a container, and returns the file's path. The machine
+// may be of it, so it stays as long as the pod.
+func (p Pod) SaveConfig(id string, toml []byte) (path string, err error) {
+	path = filepath.Join(p.path("config"), id+".toml")
+	return path, replace(path, toml)
+}
+
 // Join makes a container the pod's. Idempotent.
 func (p Pod) Join(id string, b Bundle) error {
 	if err := link(string(p), b.path("pod")); err != nil {

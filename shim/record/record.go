@@ -5,13 +5,13 @@
 //	address           the socket it listens on
 //	state.json        what it has acquired for all its containers (PodState)
 //	members/<id>      a link to the bundle of each container
+//	config/<id>.toml  the configuration that came with the request for a container, if one did
 //
 // And each container has in its bundle, beside containerd's own files:
 //
 //	cube/pod          a link to the pod's directory
 //	cube/state.json   what was acquired for this container (State)
 //	cube/exit.json    how the container ended (Exit)
-//	cube/config.toml  the configuration that came with the request, if one did
 //
 // Nothing of a pod is in a bundle: the container that came first may be deleted before the others. Files are replaced by
 // rename. They needn't survive the host: neither does what they tell of.

@@ -75,7 +75,7 @@ func createRequest(r *taskapi.CreateTaskRequest) (pod.CreateRequest, error) {
 	if r.Checkpoint != "" {
 		return pod.CreateRequest{}, errdefs.ErrFailedPrecondition.WithMessage("starting from a checkpoint is not supported by this version")
 	}
-	file, err := configFile(r.Options)
+	o, err := runtimeOptions(r.Options)
 	if err != nil {
 		return pod.CreateRequest{}, err
 	}
@@ -84,27 +84,22 @@ func createRequest(r *taskapi.CreateTaskRequest) (pod.CreateRequest, error) {
 		Bundle:     r.Bundle,
 		Rootfs:     r.Rootfs,
 		Stdio:      stdio.Config{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Terminal: r.Terminal},
-		ConfigFile: file,
+		ConfigFile: o.GetConfigPath(),
+		Config:     o.GetConfigBody(),
 	}, nil
 }
 
-// configFile takes the configuration file's name out of the runtime options. Those of runc, which ctr always sends,
-// mean nothing here.
-func configFile(any *anypb.Any) (string, error) {
-	if any == nil || len(any.GetValue()) == 0 {
-		return "", nil
+// runtimeOptions are those of a runtime that containerd knows nothing of; nil where there are none. Those of runc, which
+// ctr always sends, mean nothing here.
+func runtimeOptions(any *anypb.Any) (*runtimeoptions.Options, error) {
+	o := &runtimeoptions.Options{}
+	if any == nil || !typeurl.Is(any, o) {
+		return nil, nil
 	}
-	var o runtimeoptions.Options
-	if !typeurl.Is(any, &o) {
-		return "", nil
+	if err := typeurl.UnmarshalTo(any, o); err != nil {
+		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("runtime options: %v", err))
 	}
-	if err := typeurl.UnmarshalTo(any, &o); err != nil {
-		return "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("runtime options: %v", err))
-	}
-	if len(o.ConfigBody) > 0 && o.ConfigPath == "" {
-		return "", errdefs.ErrInvalidArgument.WithMessage("runtime options in the containerd configuration are not supported; name a file with ConfigPath")
-	}
-	return o.ConfigPath, nil
+	return o, nil
 }
 
 // Start starts init or an exec.

@@ -1,0 +1,137 @@
+package task
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+
+	"github.com/cubesandbox/cube/internal/hostile"
+)
+
+const (
+	// hostileScale makes the deadlines of what is never answered short.
+	hostileScale = "0.1"
+	// hostileLimit is how long a container of a hostile guest may take from its creation to its deletion.
+	hostileLimit = 15 * time.Second
+	// hostileMemory is how much more a shim may hold because of it: windows and messages, each of bounded size. What
+	// the guest itself holds is counted too, as it lives in this process.
+	hostileMemory = 32 << 20
+)
+
+// TestHostileGuests gives the shim guests that break one rule each. Whatever they do, each call ends in time, with an
+// error of one line if it must; what needs no guest is answered at once; the container can be killed and deleted; and
+// nothing is left.
+func TestHostileGuests(t *testing.T) {
+	methods := []string{"Configure", "CreateContainer", "StartContainer", "Stats", "SignalProcess", "Shutdown", "Events"}
+	modes := []string{
+		hostile.Garbage, hostile.HugeFrame, hostile.HugeMessage, hostile.Stray, hostile.WrongID, hostile.WrongType,
+		hostile.Twice, hostile.Torn, hostile.Text, hostile.Metrics, hostile.Undead, hostile.Events, hostile.Restless,
+		hostile.Output, hostile.Deaf,
+	}
+	for _, m := range methods {
+		modes = append(modes, hostile.Silent+m, hostile.Die+m)
+	}
+	abuse(t, hostile.Output) // so that what is made once is there
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			before := resources(t)
+			abuse(t, mode)
+			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				after := resources(t)
+				if after.fds <= before.fds && after.goroutines <= before.goroutines {
+					if grown := after.memory - before.memory; grown > hostileMemory {
+						t.Errorf("the shim holds %d MiB more", grown>>20)
+					}
+					return
+				}
+				if time.Now().After(deadline) {
+					stacks := make([]byte, 64<<10)
+					t.Fatalf("%+v has become %+v\n%s", before, after, stacks[:runtime.Stack(stacks, true)])
+				}
+			}
+		})
+	}
+}
+
+// abuse takes a container of a hostile guest through its life, as far as it gets.
+func abuse(t *testing.T, mode string) {
+	t.Run("life", func(t *testing.T) {
+		h := newHarness(t)
+		h.launcher.Hostile = mode
+		t.Setenv("CUBE_TIMEOUT_SCALE", hostileScale)
+		h.spec("sleep")
+		ctx, cancel := context.WithTimeout(t.Context(), hostileLimit)
+		defer cancel()
+		began := time.Now()
+		check := func(what string, err error) bool {
+			t.Helper()
+			switch {
+			case ctx.Err() != nil:
+				t.Fatalf("%s: not within %v", what, hostileLimit)
+			case err == nil:
+				return true
+			}
+			native, text := errgrpc.ToNative(err), err.Error()
+			if errdefs.IsInternal(native) || errdefs.IsCanceled(native) || strings.ContainsAny(text, "\n\r\x1b\x00") || len(text) > 2<<10 {
+				t.Errorf("%s: %.2048q", what, text)
+			}
+			t.Logf("%s: %.200v", what, err)
+			return false
+		}
+		r := h.createRequest()
+		r.Stdout = h.fifo("out") // which nobody reads
+		if !check("create", second(h.Service.Create(ctx, r))) {
+			return
+		}
+		check("start", second(h.Service.Start(ctx, &taskapi.StartRequest{ID: cid})))
+		check("stats", second(h.Stats(ctx, &taskapi.StatsRequest{ID: cid})))
+		asked := time.Now()
+		h.state("")
+		check("pids", second(h.Pids(ctx, &taskapi.PidsRequest{ID: cid})))
+		if d := time.Since(asked); d > time.Second {
+			t.Errorf("State and Pids took %v", d)
+		}
+		before := resources(t).memory
+		check("kill", h.kill("", syscall.SIGKILL))
+		check("wait", second(h.Service.Wait(ctx, &taskapi.WaitRequest{ID: cid})))
+		if grown := resources(t).memory - before; grown > hostileMemory {
+			t.Errorf("the shim holds %d MiB more", grown>>20)
+		}
+		if !check("delete", second(h.Service.Delete(ctx, &taskapi.DeleteRequest{ID: cid}))) {
+			return
+		}
+		events := h.until("/tasks/delete")
+		exits := slices.DeleteFunc(slices.Clone(events), func(e string) bool { return !strings.HasPrefix(e, "/tasks/exit") })
+		if started := slices.Contains(events, "/tasks/start"); len(exits) > 1 || started && len(exits) == 0 {
+			t.Errorf("events %q", events)
+		}
+		t.Logf("%v", time.Since(began))
+	})
+}
+
+// use is what a process holds.
+type use struct {
+	fds, goroutines int
+	memory          int64
+}
+
+func resources(t *testing.T) use {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return use{fds: len(list), goroutines: runtime.NumGoroutine(), memory: int64(m.HeapAlloc)}
+}
