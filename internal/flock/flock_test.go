@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -75,5 +76,41 @@ func TestLockDir(t *testing.T) {
 	all()
 	if _, err := LockDir(short(), dir+"/none", true); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("no directory: %v", err)
+	}
+}
+
+// TestLockOfARemovedDir: whoever waits for the lock of a directory that is removed and made anew gets the new one's.
+func TestLockOfARemovedDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dir")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	old, err := LockDir(t.Context(), dir, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		unlock, err := LockDir(context.Background(), dir, false)
+		if err == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+			defer cancel()
+			if _, err := LockDir(ctx, dir, false); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("the new directory isn't locked: %v", err)
+			}
+			unlock()
+		}
+		got <- err
+	}()
+	time.Sleep(20 * time.Millisecond) // for it to wait; otherwise the test proves less
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	old()
+	if err := <-got; err != nil {
+		t.Fatal(err)
 	}
 }

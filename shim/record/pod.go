@@ -37,12 +37,15 @@ func (p Pod) path(name string) string { return filepath.Join(string(p), name) }
 // Make makes the directory and takes its lock, as Lock does.
 func (p Pod) Make(ctx context.Context) (unlock func(), err error) {
 	for {
-		if err := os.MkdirAll(string(p), 0o700); err != nil {
-			return nil, fmt.Errorf("make the pod's directory: %w", err)
+		err := os.MkdirAll(string(p), 0o700)
+		if err == nil {
+			if unlock, err = p.Lock(ctx); err == nil {
+				return unlock, nil
+			}
 		}
-		unlock, err := p.Lock(ctx)
-		if !errors.Is(err, fs.ErrNotExist) { // else the last one of an earlier pod has just removed it
-			return unlock, err
+		// Somebody may be removing the directory of an earlier pod, in the middle of either.
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) || ctx.Err() != nil {
+			return nil, fmt.Errorf("make the pod's directory: %w", err)
 		}
 	}
 }
