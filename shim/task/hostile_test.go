@@ -101,7 +101,7 @@ func abuse(t *testing.T, mode string) {
 			t.Errorf("State and Pids took %v", d)
 		}
 		before := resources(t).memory
-		check("kill", h.kill("", syscall.SIGKILL))
+		check("kill", second(h.Kill(ctx, &taskapi.KillRequest{ID: cid, Signal: uint32(syscall.SIGKILL)})))
 		check("wait", second(h.Service.Wait(ctx, &taskapi.WaitRequest{ID: cid})))
 		if grown := resources(t).memory - before; grown > hostileMemory {
 			t.Errorf("the shim holds %d MiB more", grown>>20)

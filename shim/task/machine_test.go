@@ -1,0 +1,109 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/shim/pod"
+	"github.com/cubesandbox/cube/vmm"
+)
+
+var small = pod.MachineRequest{Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, NetNS: "/run/netns/x", Hostname: "host"}
+
+// TestMachineOfThePod: it is there without containers, and ends when it is told to, with all of them.
+func TestMachineOfThePod(t *testing.T) {
+	h := newHarness(t)
+	ctx := t.Context()
+	if _, ok := h.pod.Machine(); ok {
+		t.Error("a machine before the start")
+	}
+	if _, err := h.pod.WaitMachine(ctx); !errdefs.IsNotFound(err) {
+		t.Errorf("wait before the start: %v", err)
+	}
+	h.must(h.pod.StopMachine(ctx)) // of nothing
+	pid, err := h.pod.StartMachine(ctx, small)
+	h.must(err)
+	m := h.launcher.Last()
+	if s, ok := h.pod.Machine(); !ok || s.PID != pid || s.Since.IsZero() || s.Exit != nil {
+		t.Errorf("status %+v", s)
+	}
+	if m.NetNS != small.NetNS || m.Guest.Identity.Hostname != "host" || !h.podState().Sandbox {
+		t.Errorf("request %+v, identity %v, record %+v", m.Request, m.Guest.Identity, h.podState())
+	}
+	if _, err := h.pod.StartMachine(ctx, small); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("second start: %v", err)
+	}
+
+	once := h.member("once", nil, "exit", "0").run()
+	once.wait("")
+	once.delete()
+	h.must(second(h.Service.Shutdown(ctx, &taskapi.ShutdownRequest{ID: "once"})))
+	app := h.member("app", nil, "sleep").run()
+	if m.Stopped() || len(h.launcher.All()) != 1 {
+		t.Error("the machine has ended with a container")
+	}
+	waited := make(chan pod.Exit, 1)
+	go func() {
+		e, err := h.pod.WaitMachine(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		waited <- e
+	}()
+	for range 2 {
+		h.must(h.pod.StopMachine(ctx))
+	}
+	if s := app.wait(""); s != 137 {
+		t.Errorf("status %d", s)
+	}
+	if e := <-waited; e.Status != 137 || e.At.IsZero() {
+		t.Errorf("exit %+v", e)
+	}
+	if s, ok := h.pod.Machine(); !ok || s.Exit == nil || !m.Stopped() || !h.podState().Undone {
+		t.Errorf("status %+v, record %+v", s, h.podState())
+	}
+	app.delete()
+	if err := h.member("late", nil, "sleep").tryCreate(ctx); err == nil {
+		t.Error("a container in a machine that has ended")
+	}
+}
+
+func TestDeathOfThePodsMachine(t *testing.T) {
+	h := newHarness(t)
+	_, err := h.pod.StartMachine(t.Context(), small)
+	h.must(err)
+	app := h.member("app", nil, "sleep").run()
+	h.launcher.Last().Crash("guest panicked")
+	e, err := h.pod.WaitMachine(t.Context())
+	h.must(err)
+	if s := app.wait(""); e.Status != 255 || s != 255 {
+		t.Errorf("exits %+v and %d", e, s)
+	}
+	for deadline := time.Now().Add(10 * time.Second); !h.launcher.Last().Stopped(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("what the machine held isn't freed")
+		}
+	}
+	h.must(h.pod.StopMachine(t.Context()))
+}
+
+func TestFailedMachineOfThePod(t *testing.T) {
+	h := newHarness(t)
+	h.launcher.Fail = errors.New("boom")
+	if _, err := h.pod.StartMachine(t.Context(), small); err == nil || !strings.Contains(err.Error(), "boom") {
+		t.Errorf("error %v", err)
+	}
+	if _, ok := h.pod.Machine(); ok || !h.podState().Undone {
+		t.Errorf("a machine; record %+v", h.podState())
+	}
+	h.launcher.Fail = nil
+	_, err := h.pod.StartMachine(t.Context(), small)
+	h.must(err)
+	h.must(h.pod.StopMachine(t.Context()))
+}
