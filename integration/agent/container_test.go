@@ -195,19 +195,20 @@ func read(t *testing.T, st *mux.Stream) string {
 	return string(b)
 }
 
-// follower reads a machine's events from the beginning.
+// follower reads a machine's events, from the first that nobody has read.
 type follower struct {
+	m      *machine
 	stream api.Agent_EventsClient
 	seen   []*api.Event
 }
 
-func (m *machine) events(t *testing.T, after uint64) *follower {
+func (m *machine) events(t *testing.T) *follower {
 	t.Helper()
-	stream, err := m.agent.Events(contextFor(t, 300*time.Second), &api.EventsRequest{After: after})
+	stream, err := m.agent.Events(contextFor(t, 300*time.Second), &api.EventsRequest{After: m.read})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &follower{stream: stream}
+	return &follower{m: m, stream: stream}
 }
 
 // next returns the next event of one of these containers.
@@ -219,6 +220,7 @@ func (f *follower) next(t *testing.T, ids ...string) *api.Event {
 			t.Fatal(err)
 		}
 		f.seen = append(f.seen, e)
+		f.m.read = max(f.m.read, e.Sequence)
 		for _, id := range ids {
 			if e.GetExit().GetId() == id || e.GetOom().GetId() == id {
 				return e
@@ -263,7 +265,7 @@ func process(args ...string) *specs.Process {
 
 func TestRun(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "run")
 	c.run(t, containerSpec("sh", "-c", "uname -r; hostname; id -u; pwd; echo problem >&2; exit 7"))
 	if got := read(t, c.stdout); got != m.configure(t).Kernel+"\nbox\n0\n/\n" {
@@ -279,7 +281,7 @@ func TestRun(t *testing.T) {
 
 func TestStdinAndBulk(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "bulk")
 	c.run(t, containerSpec("cat"))
 	want := bytes.Repeat([]byte("0123456789abcdef"), 20<<20/16)
@@ -299,7 +301,7 @@ func TestStdinAndBulk(t *testing.T) {
 
 func TestExec(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "exec")
 	c.run(t, containerSpec("sleep", "1000"))
 	in, out, errs, err := c.exec(t, "e1", process("sh", "-c", "cat; echo err >&2; cat /proc/self/oom_score_adj /proc/self/personality; exit 3"))

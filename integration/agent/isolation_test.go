@@ -15,7 +15,7 @@ import (
 // output runs a container of its own to its end.
 func (m *machine) output(t *testing.T, id string, s *specs.Spec) (stdout, stderr string, status uint32) {
 	t.Helper()
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, id)
 	c.run(t, s)
 	stdout, stderr = read(t, c.stdout), read(t, c.stderr)
@@ -122,7 +122,7 @@ func TestIsolation(t *testing.T) {
 
 func TestAllDevices(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "devices")
 	s := containerSpec("sh", "-c", "ls /dev | tr '\\n' ' '; head -c 1 /dev/sda | wc -c")
 	var names *api.Stdio
@@ -160,7 +160,7 @@ func TestModulesOnDemand(t *testing.T) {
 
 func TestOOM(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "oom")
 	s := containerSpec("sh", "-c", "x=xxxxxxxxxxxxxxxx; while :; do x=$x$x; done")
 	limit := int64(8 << 20)
@@ -176,7 +176,7 @@ func TestOOM(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "stats")
 	c.run(t, containerSpec("sh", "-c", "echo up; cat"))
 	if _, err := c.stdout.Read(make([]byte, 3)); err != nil {

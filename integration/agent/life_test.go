@@ -50,7 +50,7 @@ func (m *machine) remove(t *testing.T, id string) error {
 
 func TestStates(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "states")
 	start := func() error {
 		_, err := m.agent.StartContainer(contextFor(t, 30*time.Second), &api.ContainerRequest{Id: c.id})
@@ -99,7 +99,7 @@ func TestStates(t *testing.T) {
 
 func TestKillAndDeleteWhatNeverStarted(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "unstarted")
 	if err := c.create(t, containerSpec("true")); err != nil {
 		t.Fatal(err)
@@ -184,7 +184,7 @@ func TestCreateFails(t *testing.T) {
 	if err == nil {
 		t.Error("created on an absent disk")
 	}
-	f := m.events(t, 0)
+	f := m.events(t)
 	// The call above is over for the host before the guest has tidied up.
 	for err = status.Error(codes.AlreadyExists, ""); status.Code(err) == codes.AlreadyExists; {
 		err = c.create(t, containerSpec("echo", "fine"))
@@ -201,7 +201,7 @@ func TestCreateFails(t *testing.T) {
 
 func TestTerminal(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "terminal")
 	names := &api.Stdio{Terminal: true}
 	c.stdin, names.Stdin = m.open(t)
@@ -260,7 +260,7 @@ func TestTerminal(t *testing.T) {
 // The root grows with its disk, and an overlay takes what it needs from several disks.
 func TestRoots(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := &container{m: m, id: "large"}
 	image := m.image(t, "16M")
 	if err := os.Truncate(image, 200<<20); err != nil {
@@ -302,7 +302,7 @@ func TestRoots(t *testing.T) {
 // A grandchild that keeps the pipe doesn't hold an exec's end up.
 func TestGrandchildKeepsThePipe(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "grandchild")
 	c.run(t, containerSpec("sleep", "1000"))
 	_, out, _, err := c.exec(t, "parent", process("sh", "-c", "sleep 1000 & head -c 50000 /dev/zero"))

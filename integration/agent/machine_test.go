@@ -62,6 +62,7 @@ type machine struct {
 	agent   api.AgentClient
 	stream  uint32
 	lun     int
+	read    uint64 // the last event that has been read
 }
 
 // console keeps what the guest prints.

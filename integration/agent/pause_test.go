@@ -57,7 +57,7 @@ func counted(t *testing.T, r io.Reader) string {
 // A paused container stands still with all that it started, and hears signals when it goes on; another one doesn't notice.
 func TestPause(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c, other := m.newContainer(t, "paused"), m.newContainer(t, "unpaused")
 	want(t, c.pause(t), codes.NotFound, "paused")
 	if err := c.create(t, containerSpec("sh", "-c", counter)); err != nil {
@@ -115,7 +115,7 @@ func TestPause(t *testing.T) {
 // What is paused can be killed and deleted, and its name be used again.
 func TestKillPaused(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "frozen")
 	for _, request := range []*api.SignalProcessRequest{
 		{Id: c.id, Signal: 9},
@@ -163,7 +163,7 @@ func TestShutdownPaused(t *testing.T) {
 // Limits change while the container runs; what isn't named stays, and so does what devices it may use.
 func TestUpdate(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "update")
 	s := containerSpec("cat")
 	memory, pids, quota, period, shares := int64(64<<20), int64(30), int64(50000), uint64(100000), uint64(2048)
@@ -230,7 +230,7 @@ func TestUpdate(t *testing.T) {
 // A limit below what is used is enforced at once.
 func TestUpdateBelowUsage(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	c := m.newContainer(t, "shrunk")
 	c.run(t, containerSpec("sh", "-c", "head -c 30000000 /dev/zero >/dev/shm/x; echo up; read y"))
 	if got := counted(t, c.stdout); got != "up" {

@@ -94,7 +94,7 @@ func mount(destination, fstype, source string, options ...string) specs.Mount {
 // A container sees small files that come with it, writable or not, and they are its own.
 func TestFiles(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	for i, id := range []string{"files-a", "files-b"} {
 		c := m.newContainer(t, id)
 		c.files = []*api.File{{Content: []byte("hosts " + id + "\n"), Mode: 0o644}, {Content: []byte("secret\n"), Mode: 0o640}}
@@ -115,7 +115,7 @@ func TestFiles(t *testing.T) {
 // The pod's shared memory is seen by those who ask for it, and outlives each of them.
 func TestSharedMemory(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	run := func(id, fstype, size, command string) string {
 		t.Helper()
 		c := m.newContainer(t, id)
@@ -149,7 +149,7 @@ func TestSharedMemory(t *testing.T) {
 // A directory of the host is the container's, both ways and at once; a file, or what is read-only, is no more than that.
 func TestShares(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	dir, etc, locked := t.TempDir(), t.TempDir(), t.TempDir()
 	for path, content := range map[string]string{
 		dir + "/greeting": "hello\n", etc + "/only": "first\n", locked + "/kept": "kept\n",
@@ -236,7 +236,7 @@ func TestShares(t *testing.T) {
 // Files of the host belong to whom they would belong to if the container ran there.
 func TestShareUsers(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
@@ -316,7 +316,7 @@ func TestVolumesRefused(t *testing.T) {
 // A server that is gone or says nothing gives a container errors, and doesn't keep it, or the machine, from ending.
 func TestDeadServers(t *testing.T) {
 	m := sharedMachine(t)
-	f := m.events(t, 0)
+	f := m.events(t)
 	dir := t.TempDir()
 	for _, silent := range []bool{false, true} {
 		c := m.newContainer(t, fmt.Sprint("dead-", silent))
