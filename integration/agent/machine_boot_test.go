@@ -140,6 +140,34 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
+// Neither a paused container nor one that waits for a silent server of its share holds the machine's end up.
+func TestShutdownWhatStandsStill(t *testing.T) {
+	m := boot(t)
+	defer m.end()
+	container := func(id string) *container {
+		m.plug(t, id, m.image(t, "16M"))
+		return &container{m: m, id: id, rootfs: &api.Rootfs{Disks: []*api.Disk{{Serial: id, Fstype: "ext4"}}}}
+	}
+	paused, waits := container("paused"), container("waits")
+	paused.run(t, containerSpec("sh", "-c", counter))
+	if err := paused.pause(t); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	server := &unreliable{Conn: helper(t, dir, false)}
+	waits.serve(t, server, dir, false)
+	s := containerSpec("sh", "-c", "while :; do echo x >/data/x; echo up; done")
+	s.Mounts = append(s.Mounts, mount("/data", "cube-share", "0"))
+	waits.run(t, s)
+	counted(t, waits.stdout)
+	server.silent.Store(true)
+	if _, err := m.agent.Shutdown(contextFor(t, 30*time.Second), &emptypb.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	_ = m.session.Close()
+	m.awaitEnd(t)
+}
+
 // A machine that the host can't reach any more ends itself, also without loss.
 func TestHostGoesAway(t *testing.T) {
 	m := boot(t)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/cubesandbox/cube/guest-agent/api"
 )
@@ -141,23 +140,6 @@ func TestKillPaused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// Paused containers don't hold the machine's end up.
-func TestShutdownPaused(t *testing.T) {
-	m := boot(t)
-	defer m.end()
-	m.plug(t, "root", m.image(t, "16M"))
-	c := &container{m: m, id: "root", rootfs: &api.Rootfs{Disks: []*api.Disk{{Serial: "root", Fstype: "ext4"}}}}
-	c.run(t, containerSpec("sh", "-c", counter))
-	if err := c.pause(t); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := m.agent.Shutdown(contextFor(t, 30*time.Second), &emptypb.Empty{}); err != nil {
-		t.Fatal(err)
-	}
-	_ = m.session.Close()
-	m.awaitEnd(t)
 }
 
 // Limits change while the container runs; what isn't named stays, and so does what devices it may use.

@@ -178,6 +178,7 @@ func TestNamespaces(t *testing.T) {
 	}{
 		{&api.Namespace{Type: "pid", Container: "nobody"}, codes.FailedPrecondition, "nobody"},
 		{&api.Namespace{Type: "pid", Container: c.id}, codes.FailedPrecondition, "being created"},
+		{&api.Namespace{Type: "pid"}, codes.InvalidArgument, "guest's pid namespace"},
 		{&api.Namespace{Type: "mount", Container: owner.id}, codes.InvalidArgument, "mount"},
 	} {
 		c.namespaces = []*api.Namespace{tc.n}

@@ -40,7 +40,7 @@ func (s *Shm) Path(size string) (string, error) {
 		return "", err
 	}
 	if err := unix.Mount("shm", s.Dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, data); err != nil {
-		return "", fmt.Errorf("mount the shared memory of %s: %w", size, err)
+		return "", fmt.Errorf("mount shared memory (%s): %w", data, err)
 	}
 	s.made = true
 	return s.Dir, nil
