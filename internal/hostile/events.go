@@ -13,6 +13,13 @@ var longID = strings.Repeat("\x1b\n", 16<<10)
 
 // Events implements the API.
 func (s *service) Events(_ context.Context, r *api.EventsRequest, to api.Agent_EventsServer) error {
+	switch {
+	case s.is(Silent + "Events"):
+		<-s.session.Done()
+		return nil
+	case s.is(Die + "Events"):
+		s.Die()
+	}
 	begun := s.begun
 	for n := r.After + 1; ; n++ {
 		var e *api.Event

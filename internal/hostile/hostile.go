@@ -107,12 +107,14 @@ func (w *wire) Write(b []byte) (int, error) {
 	return w.ReadWriter.Write(b)
 }
 
-// Read reads nothing while deaf.
+// Read drops what comes while deaf.
 func (w *wire) Read(b []byte) (int, error) {
+	n, err := w.ReadWriter.Read(b)
 	if w.deaf.Load() {
 		<-w.released
+		return 0, io.EOF
 	}
-	return w.ReadWriter.Read(b)
+	return n, err
 }
 
 // listener hands out the session's one connection.

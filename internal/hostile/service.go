@@ -58,7 +58,7 @@ func (s *service) intercept(ctx context.Context, u ttrpc.Unmarshaler, info *ttrp
 		s.begin()
 	}
 	switch {
-	case s.is(Silent + method):
+	case s.is(Silent + method), method == "CreateContainer" && (s.is(Garbage) || s.is(HugeFrame) || s.is(Stray)):
 		<-s.session.Done()
 		return nil, status.Error(codes.Canceled, "nobody listens")
 	case s.is(Die + method):

@@ -66,7 +66,7 @@ func Connect(ctx context.Context, conn net.Conn, scale func(time.Duration) time.
 		return nil, fmt.Errorf("connect to the agent: %w", err)
 	}
 	g := &Guest{session: s, control: newControl(s, scale)}
-	g.rpc = ttrpc.NewClient(g.control, ttrpc.WithUnaryClientInterceptor(interceptor(scale, g.control.unanswered)))
+	g.rpc = ttrpc.NewClient(g.control, ttrpc.WithUnaryClientInterceptor(interceptor(scale, g.control)))
 	g.AgentClient = api.NewAgentClient(g.rpc)
 	g.stream.Store(mux.ControlID)
 	return g, nil
@@ -109,11 +109,19 @@ func (g *Guest) Done() <-chan struct{} { return g.session.Done() }
 
 // Err says why the channel has ended.
 func (g *Guest) Err() error {
+	err := g.session.Err()
 	var broken *mux.ProtocolError
-	if err := g.session.Err(); !errors.As(err, &broken) {
+	if !errors.As(err, &broken) {
 		return err
 	}
 	return errdefs.ErrUnavailable.WithMessage("the virtual machine is ended, since its agent doesn't keep to the protocol: " + broken.Reason)
+}
+
+// Broken tells whether the channel has ended because of what the agent has sent. Nothing that the guest does or says
+// afterwards is of interest.
+func (g *Guest) Broken() bool {
+	var broken *mux.ProtocolError
+	return errors.As(g.session.Err(), &broken)
 }
 
 // Close ends the channel.
@@ -124,18 +132,19 @@ func (g *Guest) Close() error {
 
 // interceptor gives each call its deadline and makes errors of the channel and of the guest fit for users. It makes no
 // calls to an agent that answers none.
-func interceptor(scale func(time.Duration) time.Duration, unanswered func() int) ttrpc.UnaryClientInterceptor {
+func interceptor(scale func(time.Duration) time.Duration, c *control) ttrpc.UnaryClientInterceptor {
 	return func(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 		method := path.Base(info.FullMethod)
 		limit, ok := limits[method]
 		if !ok {
 			limit = defaultLimit
 		}
-		if n := unanswered(); n >= maxUnanswered {
+		if n := c.unanswered(); n >= maxUnanswered {
 			return fmt.Errorf("the agent in the virtual machine hasn't answered %d calls, so %s isn't made: %w", n, method, context.DeadlineExceeded)
 		}
 		ctx, cancel := context.WithTimeout(ctx, scale(limit))
 		defer cancel()
+		var oversized *ttrpc.OversizedMessageErr
 		err := within(ctx, func() error { return invoke(ctx, req, resp) })
 		switch {
 		case err == nil && resp.Status != nil && resp.Status.Code != int32(codes.OK):
@@ -146,7 +155,11 @@ func interceptor(scale func(time.Duration) time.Duration, unanswered func() int)
 			return fmt.Errorf("the agent in the virtual machine didn't answer %s in time: %w", method, context.DeadlineExceeded)
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.As(err, &oversized):
+			return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s: a message of %d bytes is too long for the agent: it may have %d", method, oversized.RejectedLength(), oversized.MaximumLength()))
 		}
+		// The channel has ended; or the answer can't be read, and then it ends for that.
+		c.abort(protocolErrorf("its answer to %s can't be read", method))
 		return fmt.Errorf("%s: %w", method, ErrGone)
 	}
 }

@@ -35,7 +35,7 @@ func TestTextIsSafeToShow(t *testing.T) {
 // call makes one call of which the guest's side is answer.
 func call(ctx context.Context, scale func(time.Duration) time.Duration, answer ttrpc.Invoker) error {
 	info := &ttrpc.UnaryClientInfo{FullMethod: "/cube.agent.v1.Agent/Stats"}
-	return interceptor(scale, func() int { return 0 })(ctx, &ttrpc.Request{}, &ttrpc.Response{}, info, answer)
+	return interceptor(scale, &control{abort: func(error) {}})(ctx, &ttrpc.Request{}, &ttrpc.Response{}, info, answer)
 }
 
 func TestErrorsOfTheGuest(t *testing.T) {

@@ -38,6 +38,8 @@ type container struct {
 	execs map[string]*process
 	// initExited: no exec may start any more. initPublished: nor may one that is being started come to life.
 	initExited, initPublished bool
+	// doomed: init has been sent a SIGKILL.
+	doomed bool
 }
 
 // watch gives everything that is running an exit when the machine goes down.

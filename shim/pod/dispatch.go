@@ -13,8 +13,10 @@ import (
 const (
 	// oomInterval bounds how often a guest can have containerd told of a container's out-of-memory kills.
 	oomInterval = time.Second
-	// streamRetries is how often in a row the stream of events may break at once before the machine is given up.
+	// streamRetries is how often in a row the stream of events may break before the machine is given up. One that has
+	// lasted for streamLife has not broken at once.
 	streamRetries = 5
+	streamLife    = 10 * time.Second
 )
 
 // dispatch reads the agent's events until the machine is down, and hands them to the containers that they are about. A
@@ -31,6 +33,7 @@ func (p *Pod) dispatch(v *vm) {
 	}()
 	var after uint64
 	for broken := 0; broken < streamRetries; broken++ {
+		began := time.Now()
 		stream, err := v.guest.Events(ctx, &api.EventsRequest{After: after})
 		for err == nil {
 			var e *api.Event
@@ -40,7 +43,7 @@ func (p *Pod) dispatch(v *vm) {
 			if e.Sequence <= after {
 				continue
 			}
-			after, broken = e.Sequence, 0
+			after = e.Sequence
 			p.event(v, e)
 		}
 		select {
@@ -51,6 +54,9 @@ func (p *Pod) dispatch(v *vm) {
 		default:
 		}
 		v.log.Warn("the agent's stream of events broke", "error", err)
+		if time.Since(began) > v.timeout(streamLife) {
+			broken = 0
+		}
 	}
 	v.kill("its agent's stream of events doesn't work")
 }

@@ -134,6 +134,9 @@ func (k *making) deathOf(err error) error {
 			return err
 		}
 	}
+	if k.guest != nil && k.guest.Broken() {
+		return k.guest.Err()
+	}
 	timer := time.NewTimer(k.cfg.Timeout(panicGrace))
 	defer timer.Stop()
 	select {

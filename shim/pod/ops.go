@@ -13,6 +13,10 @@ import (
 // killLimit is how long a SIGKILL for init may go unanswered before it goes to the machine instead.
 const killLimit = 5 * time.Second
 
+// exitLimit is how long init may outlive a SIGKILL that the guest says it has sent. It may be in the middle of a system
+// call, but not for ever.
+const exitLimit = 20 * time.Second
+
 // Kill sends a signal to a process, or with all to every process of the container.
 func (p *Pod) Kill(ctx context.Context, id, execID string, signal uint32, all bool) error {
 	t, err := p.process(id, execID)
@@ -47,7 +51,42 @@ func (p *Pod) Kill(ctx context.Context, id, execID string, signal uint32, all bo
 	if err != nil {
 		return fmt.Errorf("signal %s: %w", t.name(), err)
 	}
+	if ends {
+		c.mustEnd()
+	}
 	return nil
+}
+
+// mustEnd ends the machine if init doesn't end in time. One that others use goes on: it ends when their SIGKILLs, or the
+// sandbox's, have the same fate.
+func (c *container) mustEnd() {
+	c.mu.Lock()
+	already := c.doomed
+	c.doomed = true
+	c.mu.Unlock()
+	if already {
+		return
+	}
+	go func() {
+		limit := c.timeout(exitLimit)
+		timer := time.NewTimer(limit)
+		defer timer.Stop()
+		for {
+			select {
+			case <-c.init.done:
+				return
+			case <-c.vm.down:
+				return
+			case <-timer.C:
+			}
+			// A machine that waits for room on the host's disk can't be blamed.
+			if c.claim.alone() && !c.vm.machine.Waiting() {
+				c.vm.kill(c.init.name() + " has outlived its SIGKILL")
+				return
+			}
+			timer.Reset(limit)
+		}
+	}()
 }
 
 // Resize sets the size of a process's terminal.

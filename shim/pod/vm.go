@@ -87,6 +87,9 @@ func (v *vm) awaitEnd() {
 		return
 	case <-v.guest.Done():
 	}
+	if v.guest.Broken() {
+		return
+	}
 	// A guest that panics loses the channel first; the machine then ends and tells why.
 	timer := time.NewTimer(v.timeout(panicGrace))
 	defer timer.Stop()
@@ -110,6 +113,9 @@ func (v *vm) status() uint32 {
 
 // why says in one line how the machine went down.
 func (v *vm) why() error {
+	if v.guest.Broken() {
+		return v.guest.Err() // what the machine dies of then is a consequence
+	}
 	if err := v.machine.Err(); err != nil {
 		return err
 	}

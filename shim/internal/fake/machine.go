@@ -21,6 +21,9 @@ import (
 type Launcher struct {
 	// Fail, if set, is what Launch returns.
 	Fail error
+	// Hostile, if set, is the mode of an agent that has been taken over; see internal/hostile. Machine.Guest then hears
+	// of nothing.
+	Hostile string
 	// Disks, if set, is called for each disk that is plugged in, or there from the start.
 	Disks func(vmm.Disk) error
 
@@ -43,7 +46,11 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (vmm.Machine, erro
 	}
 	m := &Machine{Request: r, launcher: l, conn: host, far: guest, done: make(chan struct{}), serials: map[string]bool{}}
 	m.Guest = newAgent(m)
-	go m.Guest.serve(guest)
+	if l.Hostile != "" {
+		go m.serveHostile(guest, l.Hostile)
+	} else {
+		go m.Guest.serve(guest)
+	}
 	l.mu.Lock()
 	l.machines = append(l.machines, m)
 	l.mu.Unlock()
