@@ -732,9 +732,11 @@ func (x *Share) GetReadOnly() bool {
 
 // Namespace is one that the container doesn't have to itself.
 type Namespace struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`           // as in OCI specs: pid, ipc, uts
-	Container     string                 `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"` // the id of a container that runs, or is created, and has it
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Type  string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"` // as in OCI specs: pid, ipc, uts
+	// The id of a container that runs, or is created, and has it. "" for the guest's own, which containers can have in
+	// common without any of them having to last; a pid namespace is never the guest's.
+	Container     string `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

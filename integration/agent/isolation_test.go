@@ -182,18 +182,20 @@ func TestStats(t *testing.T) {
 	if _, err := c.stdout.Read(make([]byte, 3)); err != nil {
 		t.Fatal(err)
 	}
-	watch := m.stopwatch(t)
-	r, err := m.agent.Stats(contextFor(t, 10*time.Second), &api.ContainerRequest{Id: "stats"})
-	watch.log("stats")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got stats.Metrics
-	if err := proto.Unmarshal(r.Metrics, &got); err != nil {
-		t.Fatal(err)
-	}
-	if got.Pids.GetCurrent() < 1 || got.Memory.GetUsage() == 0 || got.CPU.GetUsageUsec() == 0 {
-		t.Errorf("%v", &got)
+	for _, id := range []string{"stats", ""} { // "" for all containers
+		watch := m.stopwatch(t)
+		r, err := m.agent.Stats(contextFor(t, 10*time.Second), &api.ContainerRequest{Id: id})
+		watch.log("stats")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got stats.Metrics
+		if err := proto.Unmarshal(r.Metrics, &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.Pids.GetCurrent() < 1 || got.Memory.GetUsage() == 0 || got.CPU.GetUsageUsec() == 0 {
+			t.Errorf("of %q: %v", id, &got)
+		}
 	}
 	if _, err := m.agent.SignalProcess(contextFor(t, 10*time.Second), &api.SignalProcessRequest{Id: "stats", Signal: 9, All: true}); err != nil {
 		t.Fatal(err)

@@ -189,6 +189,33 @@ func TestNamespaces(t *testing.T) {
 	want(t, c.with(owner, "ipc").create(t, containerSpec("true")), codes.FailedPrecondition, "stopped")
 }
 
+// The guest's own namespaces outlast every container that has them.
+func TestGuestNamespaces(t *testing.T) {
+	m := sharedMachine(t)
+	f := m.events(t)
+	var first map[string]string
+	for range 2 {
+		c := m.newContainer(t, "member").with(&container{}, "ipc", "uts")
+		s := containerSpec("sleep", "1000")
+		s.Hostname = "mine"
+		c.run(t, s)
+		got := c.namespaceIDs(t, f)
+		if first == nil {
+			first = got
+		}
+		for _, n := range []string{"ipc", "uts", "net"} {
+			if got[n] != first[n] {
+				t.Errorf("%s is %s, of the container before it was %s", n, got[n], first[n])
+			}
+		}
+		if got := c.says(t, f, "name", "hostname"); got != "guest" {
+			t.Errorf("the name is %q", got)
+		}
+		c.kill(t, f)
+		c.discard(t)
+	}
+}
+
 // In another's pid namespace a container's end takes its own processes along, and the owner's end everybody's.
 func TestCommonPIDs(t *testing.T) {
 	m := sharedMachine(t)

@@ -17,13 +17,20 @@ var namespaceFiles = map[specs.LinuxNamespaceType]string{
 	specs.UTSNamespace: "uts",
 }
 
-// join finds the namespaces of other containers.
+// join finds the namespaces of other containers, or of the guest.
 func (m *Manager) join(names []*api.Namespace) (map[specs.LinuxNamespaceType]string, error) {
 	paths := map[specs.LinuxNamespaceType]string{}
 	for _, n := range names {
 		t := specs.LinuxNamespaceType(n.GetType())
 		if namespaceFiles[t] == "" {
 			return nil, fmt.Errorf("containers can't have a namespace of type %q in common: %w", n.GetType(), errdefs.ErrInvalidArgument)
+		}
+		if n.GetContainer() == "" {
+			if t == specs.PIDNamespace { // the agent is in it
+				return nil, fmt.Errorf("containers can't have the guest's pid namespace: %w", errdefs.ErrInvalidArgument)
+			}
+			paths[t] = fmt.Sprintf("/proc/1/ns/%s", namespaceFiles[t])
+			continue
 		}
 		owner := m.lookup(n.GetContainer())
 		if owner == nil {

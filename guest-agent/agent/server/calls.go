@@ -143,11 +143,15 @@ func (s *service) ListPids(_ context.Context, r *api.ContainerRequest) (*api.Lis
 }
 
 func (s *service) Stats(_ context.Context, r *api.ContainerRequest) (*api.StatsResponse, error) {
-	c, err := s.Containers.Get(r.Id)
-	if err != nil {
-		return nil, err
+	stats := s.Containers.Stats
+	if r.Id != "" {
+		c, err := s.Containers.Get(r.Id)
+		if err != nil {
+			return nil, err
+		}
+		stats = c.Stats
 	}
-	b, err := c.Stats()
+	b, err := stats()
 	if err != nil {
 		return nil, err
 	}

@@ -138,6 +138,9 @@ func (a *Agent) CreateContainer(_ context.Context, r *api.CreateContainerRequest
 		return nil, status.Errorf(codes.AlreadyExists, "container %s exists", r.Id)
 	}
 	for _, ns := range r.Namespaces {
+		if ns.Container == "" && ns.Type != "pid" {
+			continue // the guest's
+		}
 		if other := a.containers[ns.Container]; other == nil || other.processes[""].over() {
 			return nil, status.Errorf(codes.FailedPrecondition, "container %s doesn't run", ns.Container)
 		}
