@@ -20,7 +20,8 @@ const DefaultTimeout = 10 * time.Second
 // maxOutput is how much of a failed hook's output its error quotes.
 const maxOutput = 512
 
-// Run runs the hooks of one point in the container's life, one after the other, with the container's state on stdin.
+// Run runs the hooks of one point in the container's life, one after the other, in its bundle, with the container's state
+// on stdin.
 // The first that fails ends it.
 func Run(ctx context.Context, point string, hooks []specs.Hook, state specs.State) error {
 	if len(hooks) == 0 {
@@ -32,14 +33,14 @@ func Run(ctx context.Context, point string, hooks []specs.Hook, state specs.Stat
 		return err
 	}
 	for _, h := range hooks {
-		if err := run(ctx, h, in); err != nil {
+		if err := run(ctx, h, state.Bundle, in); err != nil {
 			return fmt.Errorf("%s hook %s: %w", point, h.Path, err)
 		}
 	}
 	return nil
 }
 
-func run(ctx context.Context, h specs.Hook, state []byte) error {
+func run(ctx context.Context, h specs.Hook, dir string, state []byte) error {
 	limit := DefaultTimeout
 	if h.Timeout != nil && *h.Timeout > 0 {
 		limit = time.Duration(*h.Timeout) * time.Second
@@ -47,6 +48,7 @@ func run(ctx context.Context, h specs.Hook, state []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, h.Path)
+	cmd.Dir = dir
 	if len(h.Args) > 0 {
 		cmd.Args = h.Args
 	}

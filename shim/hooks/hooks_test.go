@@ -17,16 +17,17 @@ func shell(script string) specs.Hook {
 func TestRun(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	t.Setenv("CUBE_SECRET", "x")
-	h := shell("cat > " + out + "; env >> " + out)
+	bundle := t.TempDir()
+	h := shell("cat > " + out + "; env >> " + out + "; pwd >> " + out)
 	h.Env = []string{"A=b"}
-	if err := Run(t.Context(), "poststart", []specs.Hook{h}, specs.State{ID: "box", Pid: 7}); err != nil {
+	if err := Run(t.Context(), "poststart", []specs.Hook{h}, specs.State{ID: "box", Pid: 7, Bundle: bundle}); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := string(b); !strings.Contains(s, `"id":"box"`) || !strings.Contains(s, `"pid":7`) || !strings.Contains(s, "A=b") || strings.Contains(s, "SECRET") {
+	if s := string(b); !strings.Contains(s, `"id":"box"`) || !strings.Contains(s, `"pid":7`) || !strings.Contains(s, "A=b") || !strings.HasSuffix(s, bundle+"\n") || strings.Contains(s, "SECRET") {
 		t.Errorf("hook got %s", s)
 	}
 }
