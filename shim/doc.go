@@ -7,7 +7,7 @@
 //	spec     the OCI spec of the host turned into what the machine gets
 //	rootfs   root file system mounts turned into disks
 //	share    bind mounts of the host's files, served to the guest by a jailed helper
-//	stdio    containerd's fifos and files, and the copying between them and the guest's streams
+//	stdio    containerd's fifos, log files and log binaries, and the copying between them and the guest's streams
 //	hooks    OCI hooks that run on the host
 //	record   what a shim leaves in its pod directory and in bundles, so that whoever comes later can undo it
 //

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -99,5 +100,26 @@ func TestShimLog(t *testing.T) {
 	dumped("after containerd has been killed")
 	if r := s.Cube("exec", id, "true"); r.Err != nil {
 		t.Error(r.Err)
+	}
+}
+
+// TestLogBinary: a program that ctr names gets the output, and has seen all of it when the task is deleted.
+func TestLogBinary(t *testing.T) {
+	id, dir := s.ID(t, "binary"), t.TempDir()
+	q := url.Values{"-c": {`echo >&5; exec 5>&-; cd "` + dir + `"; cat <&4 >err & cat <&3 >out; wait; echo $CONTAINER_NAMESPACE $CONTAINER_ID >>out`}}
+	if r := s.Ctr("run", "-d", "--runtime", sandbox.Runtime, "--snapshotter", sandbox.Snapshotter, "--log-uri", "binary-v2:///bin/sh?"+q.Encode(),
+		stack.Image, id, "sh", "-c", "echo one; echo two >&2; exit 3"); r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	defer noContainers(t)
+	defer ok(t, "rm", "-f", id)
+	s.Eventually(t, 20*time.Second, "its end", func() bool { return list(t, "-a")[id].Status == "stopped" })
+	if r := s.Ctr("task", "rm", id); r.Err != nil && !strings.Contains(r.Stderr, "exit code 3") {
+		t.Error(r.Err)
+	}
+	for name, want := range map[string]string{"out": "one\ndefault " + id + "\n", "err": "two\n"} {
+		if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != want {
+			t.Errorf("%s: %q, %v", name, b, err)
+		}
 	}
 }

@@ -183,14 +183,14 @@ func (s *IO) drainFor(limit time.Duration) (done bool) {
 	if s.progress.Load() > before {
 		return false
 	}
-	s.cut()
+	s.Cut()
 	return true
 }
 
 // Close ends all copying and closes the host's ends, so that clients read the end of the output. It returns when log
 // binaries have ended, or have been killed because they didn't. Idempotent.
 func (s *IO) Close() {
-	s.cut()
+	s.Cut()
 	for _, k := range s.sinks {
 		if k.ended != nil {
 			<-k.ended
@@ -198,8 +198,8 @@ func (s *IO) Close() {
 	}
 }
 
-// cut is Close without waiting for anybody.
-func (s *IO) cut() {
+// Cut is Close without waiting for anybody.
+func (s *IO) Cut() {
 	if s.stdin != nil {
 		s.stdin.close()
 	}
