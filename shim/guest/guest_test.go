@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/ttrpc"
@@ -30,6 +32,18 @@ func TestTextIsSafeToShow(t *testing.T) {
 	if got := Text(strings.Repeat("x", 1<<20)); len(got) > maxText+10 {
 		t.Errorf("%d bytes", len(got))
 	}
+}
+
+func FuzzText(f *testing.F) {
+	for _, seed := range []string{"plain", "two\nlines\r\n", "\x1b[31mred\x00", "\xff\xfe", "\u202eright to left", strings.Repeat("é", maxText)} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got := Text(s)
+		if len(got) > 3*maxText+10 || !utf8.ValidString(got) || strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("%q gives %q", s, got)
+		}
+	})
 }
 
 // call makes one call of which the guest's side is answer.
