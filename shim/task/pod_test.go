@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -189,23 +191,7 @@ func TestBusyNeighbour(t *testing.T) {
 	for strings.Count(strings.Join(h.launcher.Last().Guest.Calls(), " "), "/CreateContainer") < 2 {
 		time.Sleep(time.Millisecond)
 	}
-	quick := func(what string, f func()) {
-		t.Helper()
-		began := time.Now()
-		f()
-		if took := time.Since(began); took > time.Second {
-			t.Errorf("%s took %s", what, took)
-		}
-	}
-	ctx := t.Context()
-	quick("state", func() { a.status() })
-	quick("stats", func() { h.must(second(h.Stats(ctx, &taskapi.StatsRequest{ID: "a"}))) })
-	quick("pids", func() { h.must(second(h.Pids(ctx, &taskapi.PidsRequest{ID: "a"}))) })
-	quick("connect", func() { h.must(second(h.Connect(ctx, &taskapi.ConnectRequest{ID: "a"}))) })
-	quick("exec", func() { a.exec("e", "sleep") })
-	quick("kill", func() { a.kill(syscall.SIGKILL) })
-	quick("wait", func() { a.wait("") })
-	quick("delete", func() { a.delete() })
+	a.isQuick()
 	if err := h.tryState("b"); !errdefs.IsNotFound(errgrpc.ToNative(err)) {
 		t.Errorf("state of what is being created: %v", err)
 	}
@@ -218,6 +204,59 @@ func TestBusyNeighbour(t *testing.T) {
 	h.must(<-created)
 	b.kill(syscall.SIGKILL)
 	b.wait("")
+}
+
+// TestCopyingNeighbour: nor for one that keeps the channel to the guest busy.
+func TestCopyingNeighbour(t *testing.T) {
+	h := newHarness(t)
+	a := h.member("a", nil, "sleep").run()
+	b := h.member("b", nil, "sleep").run()
+	fifo := h.fifo("out")
+	copied := make(chan int64, 1)
+	go func() {
+		f, err := os.Open(fifo)
+		if err != nil {
+			t.Error(err)
+		}
+		defer f.Close()
+		n, _ := io.Copy(io.Discard, f)
+		copied <- n
+	}()
+	r := b.execRequest("copy", "spew", strconv.Itoa(1<<30))
+	r.ID, r.Stdout = "b", fifo
+	h.must(second(h.Service.Exec(t.Context(), r)))
+	h.must(second(h.Service.Start(t.Context(), &taskapi.StartRequest{ID: "b", ExecID: "copy"})))
+	a.isQuick()
+	select {
+	case n := <-copied:
+		t.Errorf("the copy of %d bytes was over too soon to tell", n)
+	default:
+	}
+	b.kill(syscall.SIGKILL)
+	b.wait("")
+	<-copied
+}
+
+// isQuick asks everything of a container, and for its end.
+func (m *member) isQuick() {
+	m.Helper()
+	quick := func(what string, f func()) {
+		m.Helper()
+		began := time.Now()
+		f()
+		if took := time.Since(began); took > time.Second {
+			m.Errorf("%s took %s", what, took)
+		}
+	}
+	ctx := m.Context()
+	quick("state", func() { m.status() })
+	quick("stats", func() { m.must(second(m.Stats(ctx, &taskapi.StatsRequest{ID: m.id}))) })
+	quick("pids", func() { m.must(second(m.Pids(ctx, &taskapi.PidsRequest{ID: m.id}))) })
+	quick("connect", func() { m.must(second(m.Connect(ctx, &taskapi.ConnectRequest{ID: m.id}))) })
+	quick("exec", func() { m.exec("e", "sleep") })
+	quick("kill", func() { m.kill(syscall.SIGKILL) })
+	quick("wait", func() { m.wait("") })
+	quick("delete", func() { m.delete() })
 }
 
 func (h *harness) tryState(id string) error {
