@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -61,11 +62,12 @@ func run(m *testing.M, root string, s **Stack) int {
 	}
 	fmt.Printf("test stack ready after %.1f s\n", time.Since(started).Seconds())
 	*s = st
+	stop := sync.OnceValue(st.Stop) // an interrupted test fails, and then both want it
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
 		fmt.Println("interrupted:", <-interrupted)
-		if err := st.Stop(); err != nil {
+		if err := stop(); err != nil {
 			fmt.Println("stop the test stack:", err)
 		}
 		os.Exit(1)
@@ -74,7 +76,7 @@ func run(m *testing.M, root string, s **Stack) int {
 	if code != 0 {
 		fmt.Print(st.Logs())
 	}
-	if err := st.Stop(); err != nil {
+	if err := stop(); err != nil {
 		fmt.Println("stop the test stack:", err)
 		return 1
 	}
