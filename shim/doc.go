@@ -1,7 +1,9 @@
 // Package shim is the map of the containerd shim v2 of Cube, runtime name io.cube.v2. Its parts:
 //
 //	manager  what the binary does when containerd calls it: start, delete, info
+//	server   the server process: the pod and its services, as plugins
 //	task     the ttrpc Task v3 service: decodes requests, encodes answers and errors
+//	sandbox  the ttrpc Sandbox v1 service: a pod that has its machine before its containers
 //	pod      one machine and the containers in it: create, start, exec, exits, delete, and the death of the machine
 //	guest    the agent in the machine: the multiplexed channel and its calls
 //	spec     the OCI spec of the host turned into what the machine gets

@@ -9,14 +9,14 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim"
 	"github.com/cubesandbox/cube/shim/guest"
-	"github.com/cubesandbox/cube/shim/task"
+	"github.com/cubesandbox/cube/shim/server"
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/base"
 	"github.com/cubesandbox/cube/vmm/record"
 )
 
 func main() {
-	shim.Run(task.Machines{
+	shim.Run(server.Machines{
 		Launcher: func(cfg *config.Config, log *slog.Logger) vmm.Launcher {
 			return base.NewLauncher(cfg, guest.Settle(cfg.Timeout), log)
 		},

@@ -35,7 +35,7 @@ import (
 	"github.com/cubesandbox/cube/shim/internal/fake"
 	"github.com/cubesandbox/cube/shim/manager"
 	"github.com/cubesandbox/cube/shim/record"
-	"github.com/cubesandbox/cube/shim/task"
+	"github.com/cubesandbox/cube/shim/server"
 	"github.com/cubesandbox/cube/vmm"
 )
 
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	launcher := &fake.Launcher{}
-	task.Register(task.Machines{
+	server.Register(server.Machines{
 		Launcher: func(*config.Config, *slog.Logger) vmm.Launcher { return launcher },
 		Cleanup:  cleanup,
 	})

@@ -106,7 +106,7 @@ func (s *stop) leavePod(ctx context.Context) {
 }
 
 // podLives tells whether the pod goes on without this container: others have something that isn't undone, or the machine
-// is the pod's own. What can't be read may be so.
+// is the pod's own. It doesn't if this is no container, but the pod itself. What can't be read may be so.
 func (s *stop) podLives() bool {
 	others, err := s.pod.Others(s.id)
 	if err != nil {
@@ -118,7 +118,10 @@ func (s *stop) podLives() bool {
 		warn(err)
 		return true
 	}
-	return len(others) > 0 || state.Sandbox && !state.Undone && s.id != state.ID
+	if state.Sandbox {
+		return s.id != state.ID && (len(others) > 0 || !state.Undone)
+	}
+	return len(others) > 0
 }
 
 // endPod makes sure that no server lives, and undoes what it had for the pod, unless another Stop has done so.

@@ -30,6 +30,7 @@ type container struct {
 	alone      bool     // it is no member of a group
 	disks      []string // the serials of those that go with it
 	shares     *shares
+	commonPIDs bool // it has its pod's pid namespace
 
 	lastOOM time.Time // dispatch's
 

@@ -101,8 +101,17 @@ func (n *creation) prepare() (err error) {
 	if err != nil {
 		return err
 	}
+	common := n.Pod.reserved()
+	if common != nil {
+		spec.Join(s, n.env.ID)
+	}
 	if n.plan, err = spec.Transform(s, n.cfg); err != nil {
 		return err
+	}
+	if common != nil {
+		if err := n.plan.Inherit(*common); err != nil {
+			return err
+		}
 	}
 	n.plan.Guest.Process.Terminal = n.Stdio.Terminal // what containerd's stdio is made for decides
 	for _, what := range n.plan.Dropped {

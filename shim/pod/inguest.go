@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -14,21 +15,22 @@ import (
 // createInGuest has the agent make the container.
 func (n *creation) createInGuest(ctx context.Context) (*container, error) {
 	c := &container{
-		id:      n.ID,
-		bundle:  n.Bundle,
-		pod:     n.Pod,
-		claim:   n.claim,
-		vm:      n.vm,
-		events:  n.env.Events,
-		log:     n.log,
-		timeout: n.cfg.Timeout,
-		records: n.records,
-		state:   n.state,
-		hooks:   n.plan.Hooks,
-		alone:   n.making != nil && n.plan.Group == "",
-		disks:   n.disks,
-		shares:  n.shares,
-		execs:   map[string]*process{},
+		id:         n.ID,
+		bundle:     n.Bundle,
+		pod:        n.Pod,
+		claim:      n.claim,
+		vm:         n.vm,
+		events:     n.env.Events,
+		log:        n.log,
+		timeout:    n.cfg.Timeout,
+		records:    n.records,
+		state:      n.state,
+		hooks:      n.plan.Hooks,
+		alone:      n.making != nil && n.plan.Group == "",
+		disks:      n.disks,
+		shares:     n.shares,
+		commonPIDs: slices.Contains(n.plan.Join, specs.PIDNamespace),
+		execs:      map[string]*process{},
 	}
 	c.init = newProcess(c, "", n.Stdio)
 	c.init.state = Starting // an exit that comes before Create has succeeded waits for that
@@ -77,16 +79,19 @@ func (n *creation) guestRequest(names *api.Stdio) (*api.CreateContainerRequest, 
 	return r, nil
 }
 
-// join names the container whose namespaces are the pod's. The first one has them by being the first.
+// join names the container whose namespaces are the pod's. The first one has them by being the first. Where the machine
+// is the pod's own, they are those of the guest, except for the pid namespace, which is the agent's.
 func (n *creation) join(types []specs.LinuxNamespaceType) (list []*api.Namespace) {
 	n.mu.Lock()
-	first := n.claim.first
+	first, lent := n.claim.first, n.claim.sandbox
 	n.mu.Unlock()
-	if first == "" || first == n.ID {
-		return nil
-	}
 	for _, t := range types {
-		list = append(list, &api.Namespace{Type: string(t), Container: first})
+		switch {
+		case lent && t != specs.PIDNamespace:
+			list = append(list, &api.Namespace{Type: string(t)})
+		case first != "" && first != n.ID:
+			list = append(list, &api.Namespace{Type: string(t), Container: first})
+		}
 	}
 	return list
 }

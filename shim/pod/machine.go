@@ -24,7 +24,8 @@ type machine struct {
 	sandbox bool
 	// owner is the container that stands for the pod: its end is the machine's. "" if none does.
 	owner string
-	// first is the container whose namespaces others can join.
+	// first is the container whose namespaces others can join. A machine that the pod itself has is lent its own for
+	// that; there it is only the pid namespace, and the next container's to have it when this one has ended.
 	first string
 	// ended: it isn't to be used any more. It may still be stopping.
 	ended bool
@@ -46,6 +47,8 @@ func (p *Pod) use(id string, standsFor bool) (c *claim, leads bool, err error) {
 	defer p.mu.Unlock()
 	m := p.machine
 	switch {
+	case m == nil && p.common != nil:
+		return nil, false, errdefs.ErrFailedPrecondition.WithMessage("the pod's sandbox is not started: start it first")
 	case m == nil:
 		leads = true
 		m = &machine{ready: make(chan struct{}), first: id}
@@ -70,6 +73,9 @@ func (c *claim) end() (ended bool) {
 	if !c.given {
 		c.given = true
 		c.users--
+		if c.sandbox && c.id == c.first {
+			c.first = ""
+		}
 		if c.users == 0 || c.id == c.owner && c.id != "" {
 			c.ended = true
 		}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/record"
+	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm"
 )
 
@@ -60,6 +61,8 @@ type Pod struct {
 	// machine is nil before it is asked for, and again when it has ended and nothing tells of it any more.
 	machine *machine
 	settled sync.Cond // something that was being made has come to an end
+	// common is what a pod with a machine of its own has for its containers; nil in other pods.
+	common *spec.Common
 }
 
 // slot is a container's place in the pod, from the request for it to its deletion.
@@ -76,6 +79,9 @@ func New(env Env) *Pod {
 	p.settled.L = &p.mu
 	return p
 }
+
+// Name is the pod's id.
+func (p *Pod) Name() string { return p.env.ID }
 
 // reserve makes sure that a container is created once.
 func (p *Pod) reserve(id string) error {
@@ -102,7 +108,7 @@ func (p *Pod) expect(c *container) {
 func (p *Pod) created(c *container) {
 	p.mu.Lock()
 	p.slots[c.id].created = true
-	if c.claim.first == "" {
+	if c.claim.first == "" && c.commonPIDs {
 		c.claim.first = c.id
 	}
 	p.settled.Broadcast()

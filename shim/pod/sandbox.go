@@ -3,13 +3,23 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm"
 )
+
+// pingLimit is how long the agent may take to say that it is there.
+const pingLimit = 2 * time.Second
+
+var errNoMachine = errdefs.ErrFailedPrecondition.WithMessage("the pod has no virtual machine of its own: its sandbox is not started")
 
 // MachineRequest asks for a machine that is the pod's own.
 type MachineRequest struct {
@@ -21,8 +31,25 @@ type MachineRequest struct {
 	ConfigFile string
 }
 
-// StartMachine makes the machine before there is any container. It is there until StopMachine, or until it dies. After an
-// error nothing is left.
+// Reserve keeps the pod for a machine of its own: no container makes one any more, and all get what c has.
+func (p *Pod) Reserve(c spec.Common) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.common != nil || p.machine != nil || len(p.slots) > 0 {
+		return errdefs.ErrAlreadyExists.WithMessage("the pod is in use already")
+	}
+	p.common = &c
+	return nil
+}
+
+func (p *Pod) reserved() *spec.Common {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.common
+}
+
+// StartMachine makes the machine of a reserved pod before there is any container. It is there until StopMachine, or until
+// it dies. After an error nothing is left.
 func (p *Pod) StartMachine(ctx context.Context, r MachineRequest) (pid int, err error) {
 	cfg, err := config.Load(r.ConfigFile)
 	if err != nil {
@@ -57,6 +84,9 @@ func (p *Pod) own() (*machine, error) {
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
 		return nil, errShuttingDown
+	}
+	if p.common == nil {
+		return nil, errdefs.ErrFailedPrecondition.WithMessage("the pod is not reserved for a virtual machine of its own")
 	}
 	if p.machine != nil {
 		return nil, errdefs.ErrAlreadyExists.WithMessage("the pod has a virtual machine already")
@@ -144,7 +174,7 @@ func (p *Pod) Machine() (MachineStatus, bool) {
 func (p *Pod) WaitMachine(ctx context.Context) (Exit, error) {
 	m := p.sandbox()
 	if m == nil {
-		return Exit{}, errdefs.ErrNotFound.WithMessage("the pod has no virtual machine of its own")
+		return Exit{}, errNoMachine
 	}
 	v, err := p.await(ctx, m)
 	if err != nil {
@@ -156,4 +186,66 @@ func (p *Pod) WaitMachine(ctx context.Context) (Exit, error) {
 	case <-ctx.Done():
 		return Exit{}, ctx.Err()
 	}
+}
+
+// PingMachine asks the agent of such a machine whether it is there.
+func (p *Pod) PingMachine(ctx context.Context) error {
+	v, err := p.running()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, v.timeout(pingLimit))
+	defer cancel()
+	if err := v.guest.SyncTime(ctx); err != nil {
+		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("the agent of the pod's virtual machine doesn't answer: %v", v.explain(err)))
+	}
+	return nil
+}
+
+// MachineStats returns what all containers in such a machine use, an encoded io.containerd.cgroups.v2.Metrics.
+func (p *Pod) MachineStats(ctx context.Context) ([]byte, error) {
+	v, err := p.running()
+	if err != nil {
+		return nil, err
+	}
+	r, err := v.guest.Stats(ctx, &api.ContainerRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("metrics of the pod: %w", v.explain(err))
+	}
+	return r.GetMetrics(), nil
+}
+
+// running is the machine of the pod's own that can be asked something.
+func (p *Pod) running() (*vm, error) {
+	m := p.sandbox()
+	if m == nil {
+		return nil, errNoMachine
+	}
+	p.mu.Lock()
+	v := m.vm
+	p.mu.Unlock()
+	switch {
+	case v == nil:
+		return nil, errNoMachine
+	case v.isDown():
+		return nil, errdefs.ErrUnavailable.WithMessage("the pod's virtual machine has ended")
+	}
+	return v, nil
+}
+
+// Clear deletes all containers of a machine that has been stopped.
+func (p *Pod) Clear(ctx context.Context) error {
+	var errs []error
+	for _, id := range p.ids() {
+		if _, _, err := p.Delete(ctx, id, ""); err != nil && !errdefs.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Pod) ids() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Sorted(maps.Keys(p.slots))
 }

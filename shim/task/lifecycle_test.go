@@ -291,12 +291,6 @@ func TestMetrics(t *testing.T) {
 	if r.Stats.TypeUrl != "io.containerd.cgroups.v2.Metrics" {
 		t.Fatalf("type %s", r.Stats.TypeUrl)
 	}
-	if _, err := metrics(make([]byte, maxMetrics+1)); err == nil {
-		t.Error("too much was accepted")
-	}
-	if _, err := metrics([]byte{0xff, 0xff}); err == nil {
-		t.Error("nonsense was accepted")
-	}
 }
 
 // TestFailedCreateLeavesNothing breaks Create at each of its steps.

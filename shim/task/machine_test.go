@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/shim/pod"
+	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm"
 )
 
@@ -23,10 +24,20 @@ func TestMachineOfThePod(t *testing.T) {
 	if _, ok := h.pod.Machine(); ok {
 		t.Error("a machine before the start")
 	}
-	if _, err := h.pod.WaitMachine(ctx); !errdefs.IsNotFound(err) {
+	if _, err := h.pod.WaitMachine(ctx); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("wait before the start: %v", err)
 	}
 	h.must(h.pod.StopMachine(ctx)) // of nothing
+	if _, err := h.pod.StartMachine(ctx, small); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("start in a pod that isn't reserved: %v", err)
+	}
+	h.must(h.pod.Reserve(spec.Common{}))
+	if err := h.pod.Reserve(spec.Common{}); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("second reservation: %v", err)
+	}
+	if err := h.member("early", nil, "sleep").tryCreate(ctx); err == nil {
+		t.Error("a container before the machine")
+	}
 	pid, err := h.pod.StartMachine(ctx, small)
 	h.must(err)
 	m := h.launcher.Last()
@@ -76,6 +87,7 @@ func TestMachineOfThePod(t *testing.T) {
 
 func TestDeathOfThePodsMachine(t *testing.T) {
 	h := newHarness(t)
+	h.must(h.pod.Reserve(spec.Common{}))
 	_, err := h.pod.StartMachine(t.Context(), small)
 	h.must(err)
 	app := h.member("app", nil, "sleep").run()
@@ -95,6 +107,7 @@ func TestDeathOfThePodsMachine(t *testing.T) {
 
 func TestFailedMachineOfThePod(t *testing.T) {
 	h := newHarness(t)
+	h.must(h.pod.Reserve(spec.Common{}))
 	h.launcher.Fail = errors.New("boom")
 	if _, err := h.pod.StartMachine(t.Context(), small); err == nil || !strings.Contains(err.Error(), "boom") {
 		t.Errorf("error %v", err)

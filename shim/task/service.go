@@ -1,5 +1,5 @@
 // Package task is containerd's ttrpc Task service, version 3: it decodes requests for package pod, and encodes what
-// comes back. Errors become gRPC statuses here and nowhere else.
+// comes back.
 package task
 
 import (
@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/cubesandbox/cube/shim/internal/answer"
 	"github.com/cubesandbox/cube/shim/pod"
 	"github.com/cubesandbox/cube/shim/stdio"
 )
@@ -57,12 +58,12 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	began := time.Now()
 	req, err := createRequest(r)
 	if err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	pid, err := s.pod.Create(ctx, req)
 	if err != nil {
 		s.log.Error("create", "id", r.ID, "error", err)
-		return nil, toGRPC(forCreate(err))
+		return nil, answer.Error(answer.ForCreate(err))
 	}
 	s.log.Debug("create", "id", r.ID, "pid", pid, "took", time.Since(began))
 	return &taskapi.CreateTaskResponse{Pid: uint32(pid)}, nil
@@ -107,7 +108,7 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 	began := time.Now()
 	pid, err := s.pod.Start(ctx, r.ID, r.ExecID)
 	if err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	s.log.Debug("start", "id", r.ID, "exec", r.ExecID, "took", time.Since(began))
 	return &taskapi.StartResponse{Pid: uint32(pid)}, nil
@@ -116,11 +117,11 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 // Exec adds a process.
 func (s *Service) Exec(_ context.Context, r *taskapi.ExecProcessRequest) (*emptypb.Empty, error) {
 	if err := identifiers.Validate(r.ExecID); err != nil {
-		return nil, toGRPC(errdefs.ErrInvalidArgument.WithMessage(err.Error()))
+		return nil, answer.Error(errdefs.ErrInvalidArgument.WithMessage(err.Error()))
 	}
 	config := stdio.Config{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Terminal: r.Terminal}
 	if err := s.pod.Exec(r.ID, r.ExecID, r.Spec.GetValue(), config); err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	return empty, nil
 }
@@ -139,7 +140,7 @@ var statuses = map[pod.State]tasktypes.Status{
 func (s *Service) State(_ context.Context, r *taskapi.StateRequest) (*taskapi.StateResponse, error) {
 	st, err := s.pod.State(r.ID, r.ExecID)
 	if err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	resp := &taskapi.StateResponse{
 		ID:         r.ID,
@@ -163,7 +164,7 @@ func (s *Service) State(_ context.Context, r *taskapi.StateRequest) (*taskapi.St
 // Kill sends a signal.
 func (s *Service) Kill(ctx context.Context, r *taskapi.KillRequest) (*emptypb.Empty, error) {
 	if err := s.pod.Kill(ctx, r.ID, r.ExecID, r.Signal, r.All); err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	return empty, nil
 }
@@ -172,7 +173,7 @@ func (s *Service) Kill(ctx context.Context, r *taskapi.KillRequest) (*emptypb.Em
 func (s *Service) Wait(ctx context.Context, r *taskapi.WaitRequest) (*taskapi.WaitResponse, error) {
 	exit, err := s.pod.Wait(ctx, r.ID, r.ExecID)
 	if err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	return &taskapi.WaitResponse{ExitStatus: exit.Status, ExitedAt: timestamp(exit.At)}, nil
 }
@@ -182,7 +183,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 	began := time.Now()
 	pid, exit, err := s.pod.Delete(ctx, r.ID, r.ExecID)
 	if err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	s.log.Debug("delete", "id", r.ID, "exec", r.ExecID, "took", time.Since(began))
 	return &taskapi.DeleteResponse{Pid: uint32(pid), ExitStatus: exit.Status, ExitedAt: timestamp(exit.At)}, nil
@@ -192,14 +193,14 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 func (s *Service) Pids(_ context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
 	list, err := s.pod.Pids(r.ID)
 	if err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	resp := &taskapi.PidsResponse{}
 	for _, p := range list {
 		info := &tasktypes.ProcessInfo{Pid: uint32(p.PID)}
 		if p.ExecID != "" {
 			if info.Info, err = typeurl.MarshalAnyToProto(&options.ProcessDetails{ExecID: p.ExecID}); err != nil {
-				return nil, toGRPC(err)
+				return nil, answer.Error(err)
 			}
 		}
 		resp.Processes = append(resp.Processes, info)
@@ -210,7 +211,7 @@ func (s *Service) Pids(_ context.Context, r *taskapi.PidsRequest) (*taskapi.Pids
 // ResizePty sets the size of a terminal.
 func (s *Service) ResizePty(ctx context.Context, r *taskapi.ResizePtyRequest) (*emptypb.Empty, error) {
 	if err := s.pod.Resize(ctx, r.ID, r.ExecID, r.Width, r.Height); err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	return empty, nil
 }
@@ -221,7 +222,7 @@ func (s *Service) CloseIO(_ context.Context, r *taskapi.CloseIORequest) (*emptyp
 		return empty, nil
 	}
 	if err := s.pod.CloseIO(r.ID, r.ExecID); err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	return empty, nil
 }
@@ -230,11 +231,11 @@ func (s *Service) CloseIO(_ context.Context, r *taskapi.CloseIORequest) (*emptyp
 func (s *Service) Stats(ctx context.Context, r *taskapi.StatsRequest) (*taskapi.StatsResponse, error) {
 	b, err := s.pod.Stats(ctx, r.ID)
 	if err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
-	any, err := metrics(b)
+	any, err := answer.Metrics(b)
 	if err != nil {
-		return nil, toGRPC(fmt.Errorf("metrics of container %s: %w", r.ID, err))
+		return nil, answer.Error(fmt.Errorf("metrics of container %s: %w", r.ID, err))
 	}
 	return &taskapi.StatsResponse{Stats: any}, nil
 }
@@ -262,7 +263,7 @@ func (s *Service) hide() {
 // Pause makes a container's processes stand still.
 func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
 	if err := s.pod.Pause(ctx, r.ID); err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	return empty, nil
 }
@@ -270,7 +271,7 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 // Resume lets them go on.
 func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
 	if err := s.pod.Resume(ctx, r.ID); err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	return empty, nil
 }
@@ -282,7 +283,7 @@ func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*em
 		err = s.pod.Update(ctx, r.ID, resources)
 	}
 	if err != nil {
-		return nil, toGRPC(err)
+		return nil, answer.Error(err)
 	}
 	return empty, nil
 }
@@ -301,7 +302,7 @@ func resourcesOf(any *anypb.Any) (*specs.LinuxResources, error) {
 
 // Checkpoint isn't there yet.
 func (s *Service) Checkpoint(context.Context, *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
-	return nil, notImplemented("checkpoint")
+	return nil, answer.NotImplemented("checkpoint")
 }
 
 func timestamp(t time.Time) *timestamppb.Timestamp {

@@ -1,4 +1,6 @@
-package task
+// Package server is what the shim's server process consists of, as plugins of containerd's shim library: the pod, and the
+// services by which containerd asks for it.
+package server
 
 import (
 	"context"
@@ -19,6 +21,8 @@ import (
 	"github.com/cubesandbox/cube/shim/manager"
 	"github.com/cubesandbox/cube/shim/pod"
 	"github.com/cubesandbox/cube/shim/record"
+	"github.com/cubesandbox/cube/shim/sandbox"
+	"github.com/cubesandbox/cube/shim/task"
 	"github.com/cubesandbox/cube/vmm"
 )
 
@@ -36,14 +40,43 @@ type Machines struct {
 	Cleanup func(cfg *config.Config, machineDir string) error
 }
 
-// Register makes the service a plugin of the shim's server process.
+// podPlugin is the type of what the services require. A plugin can't require one of its own type.
+const podPlugin plugin.Type = "io.cube.pod.v1"
+
+// Register makes the pod and its services plugins of the shim's server process.
 func Register(m Machines) {
 	registry.Register(&plugin.Registration{
-		Type:     plugins.TTRPCPlugin,
-		ID:       "task",
+		Type:     podPlugin,
+		ID:       "pod",
 		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
 		InitFn:   func(ic *plugin.InitContext) (any, error) { return load(ic, m) },
 	})
+	serve("task", func(s *served) any { return task.NewService(s.pod, s.shutdown, s.log, s.socket) })
+	serve("sandbox", func(s *served) any { return sandbox.NewService(s.pod, s.shutdown, s.log, s.socket) })
+}
+
+// serve registers one of the services.
+func serve(id string, service func(*served) any) {
+	registry.Register(&plugin.Registration{
+		Type:     plugins.TTRPCPlugin,
+		ID:       id,
+		Requires: []plugin.Type{podPlugin},
+		InitFn: func(ic *plugin.InitContext) (any, error) {
+			s, err := ic.GetSingle(podPlugin)
+			if err != nil {
+				return nil, err
+			}
+			return service(s.(*served)), nil
+		},
+	})
+}
+
+// served is what the services have in common.
+type served struct {
+	pod      *pod.Pod
+	shutdown shutdown.Service
+	log      *slog.Logger
+	socket   string
 }
 
 func load(ic *plugin.InitContext, m Machines) (any, error) {
@@ -98,7 +131,7 @@ func load(ic *plugin.InitContext, m Machines) (any, error) {
 		})
 		return to.Close()
 	})
-	return NewService(p, shutdown, logger, socketPath()), nil
+	return &served{pod: p, shutdown: shutdown, log: logger, socket: socketPath()}, nil
 }
 
 func within(ctx context.Context, limit time.Duration, f func(context.Context)) {

@@ -1,4 +1,6 @@
-package task
+// Package answer is how the shim's services answer containerd: the one place where errors become gRPC statuses, and
+// where what a guest says of itself is checked.
+package answer
 
 import (
 	"context"
@@ -19,8 +21,8 @@ import (
 // maxMetrics bounds what a guest may send as metrics; real ones have some hundred bytes.
 const maxMetrics = 64 << 10
 
-// toGRPC is the one place where errors become what containerd understands, in one line.
-func toGRPC(err error) error {
+// Error makes an error what containerd understands, in one line.
+func Error(err error) error {
 	text := oneLine(err)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
@@ -37,21 +39,22 @@ func oneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 }
 
-// forCreate keeps Create from answering NotImplemented: containerd would take it for a shim of an older protocol and try
+// ForCreate keeps Create from answering NotImplemented: containerd would take it for a shim of an older protocol and try
 // again with that.
-func forCreate(err error) error {
+func ForCreate(err error) error {
 	if errdefs.IsNotImplemented(err) {
 		return errdefs.ErrFailedPrecondition.WithMessage(err.Error())
 	}
 	return err
 }
 
-func notImplemented(what string) error {
-	return toGRPC(errdefs.ErrNotImplemented.WithMessage(fmt.Sprintf("%s is not supported by this version", what)))
+// NotImplemented refuses a call.
+func NotImplemented(what string) error {
+	return Error(errdefs.ErrNotImplemented.WithMessage(fmt.Sprintf("%s is not supported by this version", what)))
 }
 
-// metrics checks what a guest says of itself and makes it containerd's.
-func metrics(b []byte) (*anypb.Any, error) {
+// Metrics checks what a guest says that it uses, and makes it containerd's.
+func Metrics(b []byte) (*anypb.Any, error) {
 	if len(b) > maxMetrics {
 		return nil, fmt.Errorf("the guest sent %d bytes", len(b))
 	}
