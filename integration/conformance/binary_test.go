@@ -96,7 +96,7 @@ func failedCreate(b *box) {
 	} {
 		r := b.request(exit(0))
 		spoil(r)
-		_, err := b.client.Create(b.d.context(b.T), r)
+		_, err := b.client.Create(b.d.within(b.T, bootLimit), r)
 		b.init.opened()
 		if err == nil || strings.Contains(err.Error(), "\n") {
 			b.Fatalf("create with a bad %s: %v", what, err)
@@ -120,7 +120,7 @@ func runtimeOptions(b *box) {
 		var err error
 		r.Options, err = typeurl.MarshalAnyToProto(o)
 		b.must(err)
-		resp, err := b.client.Create(b.d.context(b.T), r)
+		resp, err := b.client.Create(b.d.within(b.T, bootLimit), r)
 		b.init.opened()
 		if err == nil {
 			b.born(resp)

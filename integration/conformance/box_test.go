@@ -135,7 +135,7 @@ func (b *box) request(c command) *taskapi.CreateTaskRequest {
 func (b *box) create(c command) *proc {
 	b.Helper()
 	r := b.request(c)
-	resp, err := b.client.Create(b.d.context(b.T), r)
+	resp, err := b.client.Create(b.d.within(b.T, bootLimit), r)
 	b.init.opened()
 	b.must(err)
 	b.born(resp)

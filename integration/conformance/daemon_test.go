@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -27,8 +28,11 @@ import (
 // namespace is the containerd namespace of all containers.
 const namespace = "conformance"
 
-// limit bounds every single step, on a host at scale 1.
-const limit = 60 * time.Second
+// limit bounds every single step on a host at scale 1, but for one that may have to boot a machine first.
+const (
+	limit     = 60 * time.Second
+	bootLimit = 3 * limit
+)
 
 // daemon is what a shim sees of containerd: directories, an environment and a service that takes events.
 type daemon struct {
@@ -49,9 +53,9 @@ func newDaemon(binary string) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{binary: binary, events: newRecorder(), stack: stack.Stack{Dir: dir}, images: images{dir: dir}}
-	artefacts := os.Getenv("CUBE_ARTEFACTS")
-	if artefacts == "" {
-		artefacts = filepath.Join(config.Default().StateDir, "artefacts")
+	artefacts, err := pinned(dir)
+	if err != nil {
+		return nil, err
 	}
 	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nartefacts = %q\n", filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), artefacts)
 	if err := os.WriteFile(d.configFile(), []byte(text), 0o600); err != nil {
@@ -78,6 +82,32 @@ func newDaemon(binary string) (*daemon, error) {
 	d.env = append(os.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=2", config.FileEnv+"="+d.configFile(),
 		"TTRPC_ADDRESS="+d.eventSocket(), "GRPC_ADDRESS="+d.grpcAddress(), "NAMESPACE="+namespace)
 	return d, nil
+}
+
+// pinned is a directory with the artefacts that are in use, which stay the same whatever set-up does meanwhile: a new
+// guest would have to be booted in the middle of a row.
+func pinned(dir string) (string, error) {
+	installed := os.Getenv("CUBE_ARTEFACTS")
+	if installed == "" {
+		installed = filepath.Join(config.Default().StateDir, "artefacts")
+	}
+	artefacts := filepath.Join(dir, "artefacts")
+	for _, kind := range []string{"qemu", "guest"} {
+		current, err := filepath.EvalSymlinks(filepath.Join(installed, kind, "current"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // runTable says what is missing
+		}
+		if err != nil {
+			return "", err
+		}
+		if err := os.MkdirAll(filepath.Join(artefacts, kind), 0o755); err != nil {
+			return "", err
+		}
+		if err := os.Symlink(current, filepath.Join(artefacts, kind, "current")); err != nil {
+			return "", err
+		}
+	}
+	return artefacts, nil
 }
 
 func (d *daemon) fake() bool { return filepath.Base(d.binary) == "containerd-shim-fake" }
@@ -116,7 +146,9 @@ func (d *daemon) leaks() []string {
 }
 
 // context bounds one step of a test, clean-up included.
-func (d *daemon) context(t testing.TB) context.Context {
+func (d *daemon) context(t testing.TB) context.Context { return d.within(t, limit) }
+
+func (d *daemon) within(t testing.TB, limit time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.Timeout(limit))
 	t.Cleanup(cancel)
 	return ctx

@@ -205,7 +205,7 @@ func sandboxContainer(b *box) {
 	long.must(long.init.delete())
 	late := member()
 	r := late.request(sleep)
-	_, err := late.client.Create(b.d.context(b.T), r)
+	_, err := late.client.Create(b.d.within(b.T, bootLimit), r)
 	late.init.opened()
 	if err == nil || strings.Contains(err.Error(), "\n") {
 		b.Errorf("create in a pod that has ended: %v", err)

@@ -16,7 +16,7 @@ import (
 
 var runRows = []row{
 	{name: "Lifecycle", test: lifecycle},
-	{name: "InitExitCodes", test: initExitCodes},
+	{name: "InitExitCodes", test: initExitCodes, long: true},
 	{name: "OutputThenExit", test: outputThenExit},
 	{name: "Events", test: eventOrder},
 	{name: "FastExitInit", test: fastExitInit},
@@ -113,7 +113,7 @@ func (b *box) sameData(got []byte, n int64) {
 // initNotFound: Create or Start says so, and nothing has run.
 func initNotFound(b *box) {
 	r := b.request(missing)
-	resp, err := b.client.Create(b.d.context(b.T), r)
+	resp, err := b.client.Create(b.d.within(b.T, bootLimit), r)
 	b.init.opened()
 	if err != nil {
 		b.notFound(err)

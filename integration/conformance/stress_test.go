@@ -16,14 +16,14 @@ var stressRows = []row{
 	{name: "ExecChurn", test: execChurn, shared: true},
 }
 
-// createDelete: many containers, four at a time, each with all checks of an orderly end.
+// createDelete: many containers, some at a time, each with all checks of an orderly end.
 func createDelete(b *box) {
-	each := 50
+	workers, each := 4, 50
 	if !b.d.fake() {
-		each = 5
+		workers, each = 2, 10
 	}
 	var wg sync.WaitGroup
-	for worker := range 4 {
+	for worker := range workers {
 		wg.Go(func() {
 			for i := range each {
 				b.Run(fmt.Sprintf("%d.%d", worker, i), func(t *testing.T) {

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 )
 
@@ -43,7 +42,7 @@ var table = []group{
 func runTable(t *testing.T, d *daemon) {
 	if !d.fake() {
 		for _, dir := range []string{d.cfg.QEMUDir(), d.cfg.GuestDir()} {
-			if _, err := os.Stat(filepath.Clean(dir)); err != nil {
+			if _, err := os.Stat(dir); err != nil {
 				t.Skipf("no artefact: %v (make setup)", err)
 			}
 		}
