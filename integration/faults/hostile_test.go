@@ -1,8 +1,10 @@
 package faults
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,8 +17,8 @@ import (
 )
 
 const (
-	// shimMemory is what a shim may use, whatever its guest does. With a good one it is a third of that.
-	shimMemory = 100 << 20
+	// shimMemory is what a shim may use, whatever its guest does. With a good one it is below 20 MiB.
+	shimMemory = 64 << 20
 	// promptly is how soon a guest that breaks the protocol, or dies, must be done with.
 	promptly = 20 * time.Second
 	// patiently is the same of one that keeps silent: the longest deadline of a call and those of the undoing.
@@ -47,6 +49,7 @@ func TestHostileGuest(t *testing.T) {
 		{mode: hostile.Die + "Configure", words: "panic", within: promptly, long: true},
 		{mode: hostile.Die + "CreateContainer", words: "panic", within: promptly},
 		{mode: hostile.Die + "StartContainer", words: "panic", within: promptly, long: true},
+		{mode: hostile.Die + "Events", words: "panic", within: promptly, long: true},
 		{mode: hostile.Die + "SignalProcess", lives: true, within: promptly, long: true},
 		{mode: hostile.Die + "Shutdown", lives: true, within: promptly, long: true},
 		{mode: hostile.Silent + "Configure", words: "identity", within: patiently, long: true},
@@ -70,9 +73,7 @@ func TestHostileGuest(t *testing.T) {
 			began := time.Now()
 			flags := []string{"run", "--runtime", "io.cube.v2", "--snapshotter", "cube"}
 			if tc.lives {
-				if r := h.Ctr(append(flags, "-d", stack.Image, id, "true")...); r.Err != nil {
-					t.Error(r.Err)
-				}
+				live(t, h, tc.mode, append(flags, stack.Image, id, "true"))
 				if r := h.Ctr("task", "metrics", id); tc.mode == hostile.Metrics && r.Err == nil {
 					t.Errorf("nonsense was taken for metrics: %+v", r)
 				}
@@ -109,6 +110,51 @@ func TestHostileGuest(t *testing.T) {
 	if n := logSize(h); n > 8<<20 {
 		t.Errorf("the guests have filled %d MiB of logs", n>>20)
 	}
+}
+
+// live starts a container and, if its guest floods the host, lets it do so for a while.
+func live(t *testing.T, h *stack.Stack, mode string, run []string) {
+	t.Helper()
+	switch mode {
+	case hostile.Output:
+		// A client that takes much, and then no more.
+		out := stream(t, h.Command("ctr", run...))
+		if n, err := io.CopyN(io.Discard, out, 16<<20); err != nil {
+			t.Errorf("the output ended after %d bytes: %v", n, err)
+		}
+		return
+	case hostile.Events:
+		events := bufio.NewScanner(stream(t, h.Command("ctr", "events")))
+		defer func() {
+			for n := 0; n < 3 && events.Scan(); { // a second apart, whatever the guest sends
+				if strings.Contains(events.Text(), "/tasks/oom") {
+					n++
+				}
+			}
+		}()
+	}
+	if r := h.Ctr(append([]string{"run", "-d"}, run[1:]...)...); r.Err != nil {
+		t.Error(r.Err)
+	}
+}
+
+// stream starts a command and returns its output. It ends with the test, or after two minutes (scaled).
+func stream(t *testing.T, cmd *exec.Cmd) io.Reader {
+	t.Helper()
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := time.AfterFunc(s.Config.Timeout(2*time.Minute), func() { _ = cmd.Process.Kill() })
+	t.Cleanup(func() {
+		limit.Stop()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // its end was forced
+	})
+	return out
 }
 
 // hostileStack is a stack whose guests' agent is the hostile one.
