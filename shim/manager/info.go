@@ -57,8 +57,10 @@ func supported() *features.Features {
 		Hooks:         []string{"prestart", "createRuntime", "startContainer", "poststart", "poststop"},
 		MountOptions: []string{
 			"async", "atime", "bind", "defaults", "dev", "diratime", "dirsync", "exec", "mand", "noatime", "nodev", "nodiratime",
-			"noexec", "nomand", "norelatime", "nostrictatime", "nosuid", "private", "rbind", "relatime", "ro", "rprivate",
-			"rslave", "runbindable", "rw", "slave", "strictatime", "suid", "sync", "tmpcopyup", "unbindable",
+			"noexec", "nomand", "norelatime", "nostrictatime", "nosuid", "private", "ratime", "rbind", "rdev", "rdiratime",
+			"relatime", "rexec", "rnoatime", "rnodev", "rnodiratime", "rnoexec", "rnorelatime", "rnostrictatime", "rnosuid",
+			"ro", "rprivate", "rrelatime", "rro", "rrw", "rslave", "rstrictatime", "rsuid", "runbindable", "rw", "slave",
+			"strictatime", "suid", "sync", "tmpcopyup", "unbindable",
 		},
 		Linux: &features.Linux{
 			Namespaces:      []string{"cgroup", "ipc", "mount", "network", "pid", "uts"},
