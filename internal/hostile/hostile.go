@@ -49,7 +49,7 @@ const (
 	Events = "events"
 	// Restless ends each stream of events after one event.
 	Restless = "restless"
-	// Output writes without end to the standard output of what it starts.
+	// Output writes to the standard output of what it starts, without end and after its exit.
 	Output = "output"
 	// Deaf reads nothing any more once a container is to be created.
 	Deaf = "deaf"

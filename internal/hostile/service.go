@@ -194,7 +194,9 @@ func (s *service) kill(id string) {
 	}
 	b.ended = true
 	for _, st := range b.streams {
-		_ = st.Close()
+		if !s.is(Output) {
+			_ = st.Close()
+		}
 	}
 	s.exits <- &api.Event{Event: &api.Event_Exit{Exit: &api.Exit{Id: id, Status: 128 + sigkill}}}
 }

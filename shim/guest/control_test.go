@@ -156,6 +156,17 @@ func TestDeafAgent(t *testing.T) {
 	}
 }
 
+// What is too long for a message is the caller's fault, and no harm.
+func TestLongCall(t *testing.T) {
+	g := rawAgent(t, same, func(conn net.Conn) { conn.Write(message(next(t, conn), typeResponse, 0, 0)) })
+	if _, err := g.ExecProcess(t.Context(), &api.ExecProcessRequest{Process: make([]byte, 5<<20)}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("the call returned %v", err)
+	}
+	if _, err := g.Stats(t.Context(), &api.ContainerRequest{}); err != nil {
+		t.Errorf("the next call returned %v", err)
+	}
+}
+
 // An agent that answers nothing isn't asked without end.
 func TestSilentAgent(t *testing.T) {
 	onlyStats := func(d time.Duration) time.Duration {

@@ -2,6 +2,7 @@ package task
 
 import (
 	"context"
+	"io"
 	"os"
 	"runtime"
 	"slices"
@@ -31,12 +32,13 @@ const (
 // error of one line if it must; what needs no guest is answered at once; the container can be killed and deleted; and
 // nothing is left.
 func TestHostileGuests(t *testing.T) {
-	abuse(t, hostile.Output, "") // so that what is made once is there
+	abuse(t, hostile.Output, "", true) // so that what is made once is there
 	const protocol, silent, died = "doesn't keep to the protocol", "in time", "kernel panic"
 	for _, tc := range []struct {
 		mode string
 		// fails is in the error of the creation, or the start, if there must be one: "*" if there may be.
 		fails string
+		read  bool // somebody reads the output
 		long  bool
 	}{
 		{mode: hostile.Garbage, fails: protocol},
@@ -53,6 +55,7 @@ func TestHostileGuests(t *testing.T) {
 		{mode: hostile.Events},
 		{mode: hostile.Restless, fails: "*"},
 		{mode: hostile.Output},
+		{mode: hostile.Output, read: true},
 		{mode: hostile.Deaf, fails: silent, long: true},
 		{mode: hostile.Silent + "Configure", fails: silent},
 		{mode: hostile.Silent + "CreateContainer", fails: silent, long: true},
@@ -74,7 +77,7 @@ func TestHostileGuests(t *testing.T) {
 				t.Skip("one of those that wait: set CUBE_TEST_LONG=1")
 			}
 			before := resources(t)
-			abuse(t, tc.mode, tc.fails)
+			abuse(t, tc.mode, tc.fails, tc.read)
 			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 				after := resources(t)
 				if after.fds <= before.fds && after.goroutines <= before.goroutines {
@@ -93,7 +96,7 @@ func TestHostileGuests(t *testing.T) {
 }
 
 // abuse takes a container of a hostile guest through its life, as far as it gets.
-func abuse(t *testing.T, mode, fails string) {
+func abuse(t *testing.T, mode, fails string, read bool) {
 	t.Run("life", func(t *testing.T) {
 		h := newHarness(t)
 		h.launcher.Hostile = mode
@@ -117,7 +120,20 @@ func abuse(t *testing.T, mode, fails string) {
 			return false
 		}
 		r := h.createRequest()
-		r.Stdout = h.fifo("out") // which nobody reads
+		r.Stdout = h.fifo("out")
+		if read {
+			f, err := os.OpenFile(r.Stdout, os.O_RDWR, 0)
+			h.must(err)
+			copied := make(chan struct{})
+			go func() {
+				defer close(copied)
+				io.Copy(io.Discard, f) // until it is closed
+			}()
+			defer func() {
+				f.Close()
+				<-copied
+			}()
+		}
 		err := second(h.Service.Create(ctx, r))
 		created := check("create", err)
 		if created {
