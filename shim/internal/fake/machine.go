@@ -21,6 +21,8 @@ import (
 type Launcher struct {
 	// Fail, if set, is what Launch returns.
 	Fail error
+	// Before, if set, is called before a machine is made.
+	Before func()
 	// Hostile, if set, is the mode of an agent that has been taken over; see internal/hostile. Machine.Guest then hears
 	// of nothing.
 	Hostile string
@@ -37,7 +39,11 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (vmm.Machine, erro
 		os.RemoveAll(r.Dir)
 		return nil, l.Fail
 	}
+	if l.Before != nil {
+		l.Before()
+	}
 	if err := ctx.Err(); err != nil {
+		os.RemoveAll(r.Dir)
 		return nil, err
 	}
 	host, guest, err := pair()
