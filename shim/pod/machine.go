@@ -20,6 +20,8 @@ type machine struct {
 	// users are those who keep the machine: what is being created, containers whose first process isn't over, and the
 	// pod itself.
 	users int
+	// undead are those of them that have outlived a SIGKILL.
+	undead int
 	// sandbox: the pod itself has the machine, with containers or without.
 	sandbox bool
 	// owner is the container that stands for the pod: its end is the machine's. "" if none does.
@@ -36,8 +38,8 @@ type claim struct {
 	*machine
 	pod *Pod
 	id  string
-	// given: back, with end. Guarded by Pod.mu.
-	given bool
+	// given: back, with end. isUndead: counted in undead. Both are guarded by Pod.mu.
+	given, isUndead bool
 }
 
 // use gives a container that is being created its claim on the machine. The first one leads: it has to make the machine,
@@ -73,6 +75,9 @@ func (c *claim) end() (ended bool) {
 	if !c.given {
 		c.given = true
 		c.users--
+		if c.isUndead {
+			c.undead--
+		}
 		if c.sandbox && c.id == c.first {
 			c.first = ""
 		}
@@ -88,6 +93,18 @@ func (c *claim) alone() bool {
 	c.pod.mu.Lock()
 	defer c.pod.mu.Unlock()
 	return c.users == 1 || c.id == c.owner
+}
+
+// outlived notes that the container has outlived a SIGKILL. It tells whether the machine is of no use to any other that
+// has not.
+func (c *claim) outlived() bool {
+	c.pod.mu.Lock()
+	defer c.pod.mu.Unlock()
+	if !c.given && !c.isUndead {
+		c.isUndead = true
+		c.undead++
+	}
+	return c.undead == c.users || c.id == c.owner
 }
 
 // await waits for a machine that somebody else makes.

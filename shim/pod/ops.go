@@ -13,8 +13,7 @@ import (
 // killLimit is how long a SIGKILL for init may go unanswered before it goes to the machine instead.
 const killLimit = 5 * time.Second
 
-// exitLimit is how long init may outlive a SIGKILL that the guest says it has sent. It may be in the middle of a system
-// call, but not for ever.
+// exitLimit is how long init may outlive a SIGKILL: it may be in the middle of a system call, but not for ever.
 const exitLimit = 20 * time.Second
 
 // Kill sends a signal to a process, or with all to every process of the container.
@@ -48,17 +47,17 @@ func (p *Pod) Kill(ctx context.Context, id, execID string, signal uint32, all bo
 		// The machine has ended with the answer under way, as it does soon after its last process: this one has, too.
 		return nil
 	}
+	if ends && (err == nil || errors.Is(err, context.DeadlineExceeded)) {
+		c.mustEnd()
+	}
 	if err != nil {
 		return fmt.Errorf("signal %s: %w", t.name(), err)
-	}
-	if ends {
-		c.mustEnd()
 	}
 	return nil
 }
 
-// mustEnd ends the machine if init doesn't end in time. One that others use goes on: it ends when their SIGKILLs, or the
-// sandbox's, have the same fate.
+// mustEnd ends the machine if init doesn't end in time. One that others use goes on until they have outlived a SIGKILL,
+// too, or the sandbox has.
 func (c *container) mustEnd() {
 	c.mu.Lock()
 	already := c.doomed
@@ -80,7 +79,7 @@ func (c *container) mustEnd() {
 			case <-timer.C:
 			}
 			// A machine that waits for room on the host's disk can't be blamed.
-			if c.claim.alone() && !c.vm.machine.Waiting() {
+			if !c.vm.machine.Waiting() && c.claim.outlived() {
 				c.vm.kill(c.init.name() + " has outlived its SIGKILL")
 				return
 			}

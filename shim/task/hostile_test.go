@@ -170,6 +170,41 @@ func abuse(t *testing.T, mode, fails string, read bool) {
 	})
 }
 
+// A machine of two containers that their SIGKILLs don't end goes on for the second until that has been killed, too.
+func TestHostileGuestOfTwo(t *testing.T) {
+	for _, mode := range []string{hostile.Undead, hostile.Silent + "SignalProcess"} {
+		t.Run(mode, func(t *testing.T) {
+			if mode == hostile.Undead && os.Getenv("CUBE_TEST_LONG") == "" {
+				t.Skip("the other one ends in the same way: set CUBE_TEST_LONG=1")
+			}
+			h := newHarness(t)
+			h.launcher.Hostile = mode
+			t.Setenv("CUBE_TIMEOUT_SCALE", hostileScale)
+			a := h.member("a", nil, "sleep").run()
+			b := h.member("b", nil, "sleep").run()
+			kill := func(m *member) {
+				err := second(h.Kill(t.Context(), &taskapi.KillRequest{ID: m.id, Signal: uint32(syscall.SIGKILL)}))
+				if (err == nil) != (mode == hostile.Undead) {
+					t.Errorf("kill %s: %v", m.id, err)
+				}
+			}
+			kill(a)
+			select {
+			case <-h.launcher.Last().Done():
+				t.Fatal("the machine was ended under the other container")
+			case <-time.After(3 * time.Second): // longer than a SIGKILL may take at this scale
+			}
+			kill(b)
+			for _, m := range []*member{a, b} {
+				if status := m.wait(""); status != 137 {
+					t.Errorf("%s has status %d", m.id, status)
+				}
+				m.delete()
+			}
+		})
+	}
+}
+
 // use is what a process holds.
 type use struct {
 	fds, goroutines int
