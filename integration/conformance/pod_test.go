@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -22,7 +23,7 @@ var podRows = []row{
 	{name: "Members", test: members},
 	{name: "Isolation", test: isolation},
 	{name: "PauseOne", test: pauseOne},
-	{name: "Namespaces", test: namespaces},
+	{name: "Namespaces", test: podNamespaces},
 	{name: "LeaderFirst", test: leaderFirst},
 	{name: "ShimDeleteOfMember", test: deleteOfMember},
 	{name: "SandboxContainer", test: sandboxContainer},
@@ -117,40 +118,43 @@ func pauseOne(b *box) {
 	m.exec(exit(0)).started().ends(0, "")
 }
 
-// namespaces: a member that names the pod's namespaces by the machine's pid has them, and of others its own.
-func namespaces(b *box) {
+// podNamespaces: a member that names the pod's namespaces by the machine's pid has them, and of others its own.
+func podNamespaces(b *box) {
 	b.lead().run(sleep)
-	kinds := []string{"pid", "ipc", "uts"}
-	of := func(c *box) map[string]string {
-		got := map[string]string{}
-		for _, kind := range kinds {
-			got[kind] = string(c.exec(namespaceOf(kind)).started().output())
-		}
-		return got
-	}
-	pod := of(b)
-	for _, join := range [][]string{nil, {"ipc", "uts"}, kinds} {
+	pod := b.namespaces()
+	for _, join := range [][]string{nil, {"ipc", "uts"}, {"pid", "ipc", "uts"}} {
 		m := b.member()
-		before := m.change
-		m.change = func(s *specs.Spec) {
-			before(s)
-			for i, ns := range s.Linux.Namespaces {
-				for _, kind := range join {
-					if string(ns.Type) == kind {
-						s.Linux.Namespaces[i].Path = fmt.Sprintf("/proc/%d/ns/%s", b.machine, kind)
-					}
-				}
-			}
-		}
+		m.join(b.machine, join)
 		m.run(sleep)
-		own := of(m)
-		for _, kind := range kinds {
-			joined := strings.Contains(strings.Join(join, " "), kind)
-			if (own[kind] == pod[kind]) != joined {
-				b.Errorf("joining %q: %s namespace %q, the pod's %q", join, kind, own[kind], pod[kind])
+		for kind, own := range m.namespaces() {
+			if (own == pod[kind]) != slices.Contains(join, kind) {
+				b.Errorf("joining %q: %s namespace %q, the pod's %q", join, kind, own, pod[kind])
 			}
 		}
 	}
+}
+
+// join has the container name namespaces of the pod.
+func (b *box) join(pid int, kinds []string) {
+	before := b.change
+	b.change = func(s *specs.Spec) {
+		before(s)
+		for i, ns := range s.Linux.Namespaces {
+			if slices.Contains(kinds, string(ns.Type)) {
+				s.Linux.Namespaces[i].Path = fmt.Sprintf("/proc/%d/ns/%s", pid, ns.Type)
+			}
+		}
+	}
+}
+
+// namespaces are those that the container's processes are in, by type.
+func (b *box) namespaces() map[string]string {
+	b.Helper()
+	found := map[string]string{}
+	for _, kind := range []string{"pid", "ipc", "uts"} {
+		found[kind] = string(b.exec(namespaceOf(kind)).started().output())
+	}
+	return found
 }
 
 // leaderFirst: a pod goes on without the container that it began with.

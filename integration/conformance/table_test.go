@@ -34,6 +34,7 @@ var table = []group{
 	{"Mounts", mountRows},
 	{"Network", networkRows},
 	{"Pod", podRows},
+	{"Sandbox", sandboxRows},
 	{"Crash", crashRows},
 	{"Stress", stressRows},
 	{"Other", otherRows},
