@@ -68,6 +68,7 @@ type daemon struct {
 	dir, id, bundle, sockets string
 	env                      []string
 	annotations              map[string]string
+	options                  proto.Message // the runtime's
 
 	mu     sync.Mutex
 	topics []string
@@ -188,6 +189,9 @@ func (d *daemon) start() (*bootapi.BootstrapResult, error) {
 		InstanceID: d.id, Namespace: "ns", ContainerdGrpcAddress: d.dir + "/containerd.sock", ContainerdTtrpcAddress: d.dir + "/events",
 		SocketDir: &d.sockets, LogLevel: bootapi.LogLevel_LOG_LEVEL_DEBUG,
 	}
+	if d.options != nil {
+		d.must(params.AddExtension(d.options))
+	}
 	b, err := proto.Marshal(params)
 	d.must(err)
 	cmd := d.command("start")
@@ -216,11 +220,16 @@ func (d *daemon) delete() (*taskapi.DeleteResponse, string) {
 
 func (d *daemon) connect(address string) taskapi.TTRPCTaskService {
 	d.Helper()
+	return taskapi.NewTTRPCTaskClient(d.dial(address))
+}
+
+func (d *daemon) dial(address string) *ttrpc.Client {
+	d.Helper()
 	conn, err := net.Dial("unix", strings.TrimPrefix(address, "unix://"))
 	d.must(err)
 	client := ttrpc.NewClient(conn)
 	d.Cleanup(func() { client.Close() })
-	return taskapi.NewTTRPCTaskClient(client)
+	return client
 }
 
 func (d *daemon) create(c taskapi.TTRPCTaskService) {

@@ -15,6 +15,7 @@ import (
 
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	"github.com/containerd/containerd/api/types"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"golang.org/x/sys/unix"
@@ -127,7 +128,11 @@ func (m *Manager) serve(params *bootapi.BootstrapParams, pod record.Pod, id, add
 	var u undo.Stack
 	defer u.Run(&err)
 	if s, err := pod.State(); err != nil || s.MachineDir == "" || s.Undone { // else it says what to clean up
-		if err := pod.SaveState(record.PodState{ID: id, Namespace: params.GetNamespace()}); err != nil {
+		file, err := configFile(params, pod, id)
+		if err != nil {
+			return err
+		}
+		if err := pod.SaveState(record.PodState{ID: id, Namespace: params.GetNamespace(), ConfigFile: file}); err != nil {
 			return err
 		}
 	}
@@ -157,6 +162,19 @@ func (m *Manager) serve(params *bootapi.BootstrapParams, pod record.Pod, id, add
 		return err
 	}
 	return nil
+}
+
+// configFile is the configuration that the runtime's options name or have, "" for the default one. It is a sandbox's;
+// requests for containers come with options of their own.
+func configFile(params *bootapi.BootstrapParams, pod record.Pod, id string) (string, error) {
+	o := &runtimeoptions.Options{}
+	if _, err := params.FindExtension(o); err != nil {
+		return "", err
+	}
+	if o.ConfigPath == "" && len(o.ConfigBody) > 0 {
+		return pod.SaveConfig(id, o.ConfigBody)
+	}
+	return o.ConfigPath, nil
 }
 
 // socketAddress is where the server of a pod listens: by the pod's id in its namespace of one containerd.

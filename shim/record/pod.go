@@ -22,7 +22,8 @@ type PodState struct {
 	Namespace string `json:"namespace"`
 	// MachineDir is the directory of the machine; the vmm packages know how to undo all that it stands for.
 	MachineDir string `json:"machineDir,omitempty"`
-	// ConfigFile is the configuration that the machine was made with, "" for the default one.
+	// ConfigFile is the configuration that the machine was made with, or that one of the pod's own is to be made with; ""
+	// for the default one.
 	ConfigFile string `json:"configFile,omitempty"`
 	// PID is the machine's process, 0 while it isn't known.
 	PID int `json:"pid,omitempty"`

@@ -58,16 +58,16 @@ func refuse(c *cri.PodSandboxConfig) error {
 	return nil
 }
 
-// machineRequest is the machine that the pod needs. The configuration is the default one.
-func machineRequest(r *sandboxapi.CreateSandboxRequest, c *cri.PodSandboxConfig) (pod.MachineRequest, error) {
-	cfg, err := config.Load("")
+// machineRequest is the machine that the pod needs.
+func (s *Service) machineRequest(r *sandboxapi.CreateSandboxRequest, c *cri.PodSandboxConfig) (pod.MachineRequest, error) {
+	cfg, err := config.Load(s.config)
 	if err != nil {
 		return pod.MachineRequest{}, invalid("%v", err)
 	}
 	annotations := map[string]string{}
 	maps.Copy(annotations, c.GetAnnotations())
 	maps.Copy(annotations, r.Annotations)
-	m := pod.MachineRequest{Hostname: c.GetHostname()}
+	m := pod.MachineRequest{Hostname: c.GetHostname(), ConfigFile: s.config}
 	if m.Hostname == "" {
 		m.Hostname = r.SandboxID
 	}

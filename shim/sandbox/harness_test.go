@@ -76,7 +76,7 @@ func newHarness(t *testing.T) *harness {
 		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
 		Cleanup:   func(_ *config.Config, dir string) error { return os.RemoveAll(dir) },
 	})
-	h.Service = NewService(p, h.shutdown, log, dir+"/socket")
+	h.Service = NewService(p, "", h.shutdown, log, dir+"/socket")
 	h.task = task.NewService(p, h.shutdown, log, dir+"/socket")
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)

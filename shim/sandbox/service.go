@@ -33,6 +33,7 @@ const (
 // Service answers for one pod.
 type Service struct {
 	pod      *pod.Pod
+	config   string // the file, "" for the default one
 	shutdown shutdown.Service
 	log      *slog.Logger
 	// socket is what containerd connects to; it is removed before the last answer.
@@ -62,9 +63,10 @@ type start struct {
 	done   chan struct{}
 }
 
-// NewService makes the service. socket is the path it is reached at, "" if it has none.
-func NewService(p *pod.Pod, sd shutdown.Service, log *slog.Logger, socket string) *Service {
-	return &Service{pod: p, shutdown: sd, log: log, socket: socket}
+// NewService makes the service. config is the file of the machine's configuration, "" for the default one. socket is the
+// path it is reached at, "" if it has none.
+func NewService(p *pod.Pod, config string, sd shutdown.Service, log *slog.Logger, socket string) *Service {
+	return &Service{pod: p, config: config, shutdown: sd, log: log, socket: socket}
 }
 
 // RegisterTTRPC implements pkg/shim's TTRPCService.
@@ -94,7 +96,7 @@ func (s *Service) create(r *sandboxapi.CreateSandboxRequest) (err error) {
 		return err
 	}
 	b := &box{path: r.NetnsPath, created: time.Now()}
-	if b.request, err = machineRequest(r, config); err != nil {
+	if b.request, err = s.machineRequest(r, config); err != nil {
 		return err
 	}
 	files, err := common(config, b.request.Hostname)

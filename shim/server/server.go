@@ -52,7 +52,7 @@ func Register(m Machines) {
 		InitFn:   func(ic *plugin.InitContext) (any, error) { return load(ic, m) },
 	})
 	serve("task", func(s *served) any { return task.NewService(s.pod, s.shutdown, s.log, s.socket) })
-	serve("sandbox", func(s *served) any { return sandbox.NewService(s.pod, s.shutdown, s.log, s.socket) })
+	serve("sandbox", func(s *served) any { return sandbox.NewService(s.pod, s.config, s.shutdown, s.log, s.socket) })
 }
 
 // serve registers one of the services.
@@ -74,6 +74,7 @@ func serve(id string, service func(*served) any) {
 // served is what the services have in common.
 type served struct {
 	pod      *pod.Pod
+	config   string // the file of a sandbox's configuration, "" for the default one
 	shutdown shutdown.Service
 	log      *slog.Logger
 	socket   string
@@ -131,7 +132,7 @@ func load(ic *plugin.InitContext, m Machines) (any, error) {
 		})
 		return to.Close()
 	})
-	return &served{pod: p, shutdown: shutdown, log: logger, socket: socketPath()}, nil
+	return &served{pod: p, config: state.ConfigFile, shutdown: shutdown, log: logger, socket: socketPath()}, nil
 }
 
 func within(ctx context.Context, limit time.Duration, f func(context.Context)) {
