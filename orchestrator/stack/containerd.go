@@ -80,6 +80,9 @@ func launchContainerd(ctx context.Context, cfg *config.Config, conf []byte) (_ *
 	if err := os.WriteFile(containerdConfigPath(cfg), conf, 0o600); err != nil {
 		return nil, fmt.Errorf("write containerd's configuration: %w", err)
 	}
+	if err := finishDeletions(cfg); err != nil {
+		return nil, err
+	}
 	notify, err := listenNotify(filepath.Join(cfg.RunDir, "notify.sock"))
 	if err != nil {
 		return nil, err
@@ -127,6 +130,22 @@ func launchContainerd(ctx context.Context, cfg *config.Config, conf []byte) (_ *
 	case <-ctx.Done():
 		return nil, fmt.Errorf("containerd doesn't come up: %w: %s", ctx.Err(), d.tail())
 	}
+}
+
+// finishDeletions removes the bundles that a containerd was removing when it was killed. It gives a bundle a hidden name
+// first; where there is one of that name, it can't remove another of the same id, and the id can't be used again.
+func finishDeletions(cfg *config.Config) error {
+	var errs []error
+	for _, dir := range []string{ContainerdState(cfg), containerdRoot(cfg)} {
+		hidden, _ := filepath.Glob(filepath.Join(dir, "io.containerd.runtime.v2.task", "*", ".*")) // the pattern is well-formed
+		for _, path := range hidden {
+			errs = append(errs, os.RemoveAll(path)) // nothing is mounted in it any more
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove what containerd was removing: %w", err)
+	}
+	return nil
 }
 
 // listenNotify makes the socket on which containerd says that it serves (sd_notify(3)).

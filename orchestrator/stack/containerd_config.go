@@ -31,7 +31,7 @@ type table = map[string]any
 // containerdConfig is the private containerd's whole configuration.
 func containerdConfig(cfg *config.Config) ([]byte, error) {
 	state := func(elem ...string) string {
-		return filepath.Join(append([]string{cfg.StateDir, "containerd"}, elem...)...)
+		return filepath.Join(append([]string{containerdRoot(cfg)}, elem...)...)
 	}
 	c := cubePlugins(cfg)
 	c["version"] = configVersion
@@ -104,6 +104,9 @@ func marshal(t table) ([]byte, error) {
 	}
 	return b, nil
 }
+
+// containerdRoot is the private containerd's root directory: what outlives the host's restart.
+func containerdRoot(cfg *config.Config) string { return filepath.Join(cfg.StateDir, "containerd") }
 
 // ContainerdState is the private containerd's state directory: its bundles are below it.
 func ContainerdState(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "containerd") }

@@ -217,6 +217,27 @@ func TestLongRunDirHasShimSocketsElsewhere(t *testing.T) {
 	}
 }
 
+// TestFinishDeletions: of bundles only those go that containerd was removing.
+func TestFinishDeletions(t *testing.T) {
+	cfg := testConfig(t)
+	for _, root := range []string{ContainerdState(cfg), containerdRoot(cfg)} {
+		tasks := filepath.Join(root, "io.containerd.runtime.v2.task", "default")
+		for _, name := range []string{".half", "whole"} {
+			if err := os.MkdirAll(filepath.Join(tasks, name, "cube"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 2 {
+			if err := finishDeletions(cfg); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if left, err := filepath.Glob(filepath.Join(tasks, "*")); err != nil || len(left) != 1 || filepath.Base(left[0]) != "whole" {
+			t.Errorf("%v, %v", left, err)
+		}
+	}
+}
+
 func TestCheckVersion(t *testing.T) {
 	for version, ok := range map[string]bool{
 		"2.4.2+unknown": true, "v2.3.0": true, "2.3.0-rc.1": true, "3.0.0": true, "2.10.0": true,
