@@ -70,7 +70,7 @@ func subscribe[T any](t *testing.T, filter string, pick func(event any) (T, bool
 	ctx, cancel := context.WithCancel(namespaces.WithNamespace(context.Background(), s.Config.Containerd.Namespace))
 	t.Cleanup(func() { cancel(); c.Close() })
 	ch, errs := c.Subscribe(ctx, filter)
-	picked := make(chan T, 16)
+	picked := make(chan T, 1024) // enough for all events of a test
 	go func() {
 		for {
 			select {

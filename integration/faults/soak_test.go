@@ -3,25 +3,30 @@ package faults
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/api/events"
+
 	"github.com/cubesandbox/cube/integration/stack"
 )
 
-// TestSoak runs and removes many containers, two at a time: each gives its own exit code, and nothing is left at the end.
+// TestSoak runs and removes many containers, some at a time: each gives its own exit code, its events come once and in
+// order, and nothing is left at the end.
 func TestSoak(t *testing.T) {
-	const workers = 2
-	rounds := 3
+	workers, rounds := 3, 4
 	if os.Getenv("CUBE_TEST_LONG") != "" {
-		rounds = 50
+		workers, rounds = 4, 50
 	}
+	told := tasks(t, "soak-")
+	want := map[string][]string{}
+	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for w := range workers {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for i := range rounds {
 				code := (w*rounds + i) % 256
 				id := s.ID(t, fmt.Sprintf("soak-%d-%d", w, i))
@@ -30,11 +35,70 @@ func TestSoak(t *testing.T) {
 				if r.Code != code || r.Stdout != id+"\n" {
 					t.Errorf("%s: code %d, want %d; output %q: %v", id, r.Code, code, r.Stdout, r.Err)
 				}
+				mu.Lock()
+				want[id] = []string{"create", "start", fmt.Sprintf("exit %d", code), fmt.Sprintf("delete %d", code)}
+				mu.Unlock()
 			}
-		}()
+		})
 	}
 	wg.Wait()
-	s.Eventually(t, 5*time.Second, "nothing left", func() bool {
-		return len(s.VMLeaks()) == 0 && len(stack.CgroupFiles(s.ID(t, "soak-*"), "cgroup.procs")) == 0
+	got := map[string][]string{}
+	for deadline := time.After(s.Config.Timeout(heard)); !equal(got, want); {
+		select {
+		case e := <-told:
+			got[e.id] = append(got[e.id], e.what)
+		case <-deadline:
+			for id := range want {
+				if !slices.Equal(got[id], want[id]) {
+					t.Errorf("%s: events %q, want %q", id, got[id], want[id])
+				}
+			}
+			return
+		}
+	}
+	ids := make([]string, 0, len(want))
+	for id := range want {
+		ids = append(ids, id)
+	}
+	nothingLeft(t, ids...)
+	select {
+	case e := <-told:
+		t.Errorf("one event too many: %v", e)
+	default:
+	}
+	t.Logf("%d containers, %d at a time", len(want), workers)
+}
+
+func equal(a, b map[string][]string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for id := range a {
+		if !slices.Equal(a[id], b[id]) {
+			return false
+		}
+	}
+	return true
+}
+
+// told is what containerd tells of a container.
+type told struct{ id, what string }
+
+// tasks subscribes to the events of all containers that are called so.
+func tasks(t *testing.T, name string) <-chan told {
+	t.Helper()
+	return subscribe(t, `topic~="^/tasks/"`, func(event any) (e told, ok bool) {
+		e.id = containerOf(event)
+		switch v := event.(type) {
+		case *events.TaskCreate:
+			e.what = "create"
+		case *events.TaskStart:
+			e.what = "start"
+		case *events.TaskExit:
+			e.what = fmt.Sprintf("exit %d", v.ExitStatus)
+		case *events.TaskDelete:
+			e.what = fmt.Sprintf("delete %d", v.ExitStatus)
+		}
+		return e, strings.HasPrefix(e.id, s.ID(t, name))
 	})
 }
