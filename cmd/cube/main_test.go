@@ -57,6 +57,10 @@ func TestErrorsAreOneLine(t *testing.T) {
 		{"run --memory lots x", 125, []string{"lots", "512MiB"}},
 		{"run --memory 0 x", 125, []string{"--memory"}},
 		{"run --annotation x x", 125, []string{"--annotation"}},
+		{"run -v /etc x", 125, []string{"--volume", "SOURCE:PATH"}},
+		{"run -v /etc:data x", 125, []string{"--volume", "absolute"}},
+		{"run -v /etc:/data:often x", 125, []string{"--volume", "ro"}},
+		{"run -v /nonexistent/cube:/data x", 125, []string{"--volume", "no such file"}},
 		{"run x", 125, []string{"containerd.sock", "cube up"}},
 		{"exec x", 125, []string{"cube ps"}},
 		{"exec x y", 125, []string{"cube up"}},
@@ -116,6 +120,10 @@ func parse(t *testing.T, line string) (spec sandbox.Spec) {
 func TestRunSpec(t *testing.T) {
 	t.Setenv("FROM_HERE", "x")
 	empty := ""
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for line, want := range map[string]sandbox.Spec{
 		"img": {Image: "img", Process: sandbox.Process{Args: []string{}}},
 		"-it img sh -c --rm": {
@@ -126,6 +134,10 @@ func TestRunSpec(t *testing.T) {
 			ID: "n", Image: "img", CPUs: 1.5, Memory: 1 << 30, Disk: 20 << 30,
 			Annotations: map[string]string{"a": "b=c"},
 			Process:     sandbox.Process{Args: []string{}, Env: []string{"A=1,2", "FROM_HERE=x"}, Cwd: "/w", User: "1:2"},
+		},
+		"-v /etc:/host:ro -v .:/here img": {
+			Image: "img", Process: sandbox.Process{Args: []string{}},
+			Mounts: []sandbox.Mount{{Source: "/etc", Destination: "/host", ReadOnly: true}, {Source: here, Destination: "/here"}},
 		},
 		"--id n --entrypoint= img x": {ID: "n", Image: "img", Entrypoint: &empty, Process: sandbox.Process{Args: []string{"x"}}},
 	} {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
+	"path/filepath"
 	"strings"
 
 	"github.com/docker/go-units"
@@ -37,6 +39,7 @@ func runCommand() *cli.Command {
 			&cli.Float64Flag{Name: "cpus", Usage: "how many CPUs it may use; its machine has as many, rounded up"},
 			&cli.StringFlag{Name: "memory", Aliases: []string{"m"}, Usage: "how much memory it may use, like 512MiB"},
 			&cli.StringFlag{Name: "disk", Usage: "how large its root disk is, like 20GiB; at least as large as the image's"},
+			&cli.StringSliceFlag{Name: "volume", Aliases: []string{"v"}, Usage: "show the host's file or directory at a path of the container, `SOURCE:PATH[:ro]`; may be repeated"},
 			&cli.StringSliceFlag{Name: "annotation", Usage: "set `KEY=VALUE` in its spec; may be repeated"},
 			&cli.StringFlag{Name: "entrypoint", Usage: "run this instead of the image's entrypoint and command"},
 		}, processFlags()...),
@@ -100,6 +103,13 @@ func runSpec(c *cli.Context) (sandbox.Spec, error) {
 	if c.IsSet("cpus") && s.CPUs <= 0 {
 		return s, fmt.Errorf("--cpus %v must be above 0", s.CPUs)
 	}
+	for _, v := range c.StringSlice("volume") {
+		m, err := volume(v)
+		if err != nil {
+			return s, err
+		}
+		s.Mounts = append(s.Mounts, m)
+	}
 	for _, a := range c.StringSlice("annotation") {
 		k, v, ok := strings.Cut(a, "=")
 		if !ok || k == "" {
@@ -111,6 +121,26 @@ func runSpec(c *cli.Context) (sandbox.Spec, error) {
 		s.Annotations[k] = v
 	}
 	return s, nil
+}
+
+// volume parses SOURCE:PATH[:ro|:rw]. A relative source counts from here.
+func volume(v string) (m sandbox.Mount, err error) {
+	parts := strings.Split(v, ":")
+	access := "rw"
+	if len(parts) == 3 {
+		access = parts[2]
+	}
+	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" || !path.IsAbs(parts[1]) || access != "rw" && access != "ro" {
+		return m, fmt.Errorf("--volume %q is not SOURCE:PATH or SOURCE:PATH:ro with an absolute path of the container", v)
+	}
+	m = sandbox.Mount{Destination: parts[1], ReadOnly: access == "ro"}
+	if m.Source, err = filepath.Abs(parts[0]); err != nil {
+		return m, err
+	}
+	if _, err := os.Stat(m.Source); err != nil {
+		return m, fmt.Errorf("--volume %s: %w", v, err)
+	}
+	return m, nil
 }
 
 // process is what the command line says of the process.

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -97,6 +98,29 @@ func TestRunWithLimits(t *testing.T) {
 	_, err := fmt.Sscan(r.Stdout, &quota, &period, &memory, &disk)
 	if err != nil || 2*quota != period || memory != 128<<20 || disk < 4700 || disk > 5*1024 {
 		t.Errorf("%d of %d µs, %d bytes of memory, a file system of %d MiB: %v: %+v", quota, period, memory, disk, err, r)
+	}
+}
+
+func TestVolumes(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "from-host"), []byte("hello\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := s.Cube("run", "--rm", "-v", dir+":/data", "-v", dir+":/look:ro", stack.Image, "sh", "-c",
+		"cat /data/from-host && echo hi >/data/from-guest && chown 7:8 /data/from-guest && ! touch /look/x")
+	if r.Err != nil || r.Stdout != "hello\n" {
+		t.Fatalf("%q, %v", r.Stdout, r.Err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "from-guest"))
+	if err != nil || string(b) != "hi\n" {
+		t.Fatalf("%q, %v", b, err)
+	}
+	fi, err := os.Stat(filepath.Join(dir, "from-guest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := fi.Sys().(*syscall.Stat_t); st.Uid != 7 || st.Gid != 8 {
+		t.Errorf("owner %d:%d", st.Uid, st.Gid)
 	}
 }
 

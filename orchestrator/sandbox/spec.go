@@ -46,7 +46,23 @@ type Spec struct {
 	CPUs        float64
 	Memory      int64
 	Disk        int64
+	Mounts      []Mount
 	Annotations map[string]string
+}
+
+// Mount is a file or directory of the host that the container sees.
+type Mount struct {
+	Source, Destination string // absolute
+	ReadOnly            bool
+}
+
+// spec is the mount as an OCI spec has it.
+func (m Mount) spec() specs.Mount {
+	access := "rw"
+	if m.ReadOnly {
+		access = "ro"
+	}
+	return specs.Mount{Destination: m.Destination, Type: "bind", Source: m.Source, Options: []string{"rbind", access}}
 }
 
 // command is what the container runs: docker's rules for entrypoint and command.
@@ -90,6 +106,9 @@ func (s Spec) options(config imagespec.ImageConfig) ([]oci.SpecOpts, error) {
 		oci.WithProcessCwd(first(s.Process.Cwd, config.WorkingDir, "/")),
 		oci.WithHostname(s.ID[:min(len(s.ID), 63)]), // HOST_NAME_MAX is 64 with the NUL
 		oci.WithAnnotations(s.Annotations),
+	}
+	for _, m := range s.Mounts {
+		opts = append(opts, oci.WithMounts([]specs.Mount{m.spec()}))
 	}
 	if s.Process.TTY {
 		opts = append(opts, oci.WithTTY, oci.WithEnv([]string{"TERM=xterm"}))
