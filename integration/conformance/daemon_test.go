@@ -19,6 +19,7 @@ import (
 	eventsapi "github.com/containerd/containerd/api/services/ttrpc/events/v1"
 	"github.com/containerd/containerd/v2/version"
 	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cubesandbox/cube/integration/stack"
@@ -121,10 +122,14 @@ func (d *daemon) grpcAddress() string { return filepath.Join(d.cfg.RunDir, "cont
 
 func (d *daemon) sockets() string { return filepath.Join(d.cfg.RunDir, "s") }
 
-// close ends the daemon and says what is left of the shims.
+// close ends the daemon and says what is left of the shims. There are some where the tests were interrupted: they are
+// told to end, with their machines.
 func (d *daemon) close() error {
 	errs := []error{d.server.Close()}
 	leaks := d.leaks()
+	for _, p := range d.stack.Processes(filepath.Base(d.binary)) {
+		errs = append(errs, unix.Kill(p.PID, unix.SIGTERM))
+	}
 	for end := time.Now().Add(d.cfg.Timeout(5 * time.Second)); len(leaks) > 0 && time.Now().Before(end); leaks = d.leaks() {
 		time.Sleep(20 * time.Millisecond) // what has been killed may still be on its way out
 	}

@@ -4,16 +4,20 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/cubesandbox/cube/integration/stack"
 )
 
-// daemons are the two sides of the table.
+// The two sides of the table.
 var fakeSide, qemuSide *daemon
 
 func TestMain(m *testing.M) {
@@ -43,25 +47,39 @@ func run(m *testing.M, root string) int {
 		fmt.Printf("build the shim with fake machines: %v: %s", err, out)
 		return 1
 	}
+	stop := sync.OnceValue(closeAll) // an interrupted test fails, and then both want it
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		fmt.Println("interrupted:", <-interrupted)
+		if err := stop(); err != nil {
+			fmt.Println(err)
+		}
+		os.RemoveAll(tools)
+		os.Exit(1)
+	}()
 	code := 1
 	if fakeSide, err = newDaemon(fake); err == nil {
 		if qemuSide, err = newDaemon(filepath.Join(root, "bin", "containerd-shim-cube-v2")); err == nil {
 			code = m.Run()
 		}
 	}
-	if err != nil {
+	if err := errors.Join(err, stop()); err != nil {
 		fmt.Println(err)
-	}
-	for _, d := range []*daemon{fakeSide, qemuSide} {
-		if d == nil {
-			continue
-		}
-		if err := d.close(); err != nil {
-			fmt.Println(err)
-			code = 1
-		}
+		return 1
 	}
 	return code
+}
+
+// closeAll ends both sides.
+func closeAll() error {
+	var errs []error
+	for _, d := range []*daemon{fakeSide, qemuSide} {
+		if d != nil {
+			errs = append(errs, d.close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func TestFake(t *testing.T) { runTable(t, fakeSide) }
