@@ -194,13 +194,17 @@ func sandboxHostNamespaces(b *box) {
 	b.must(s.make(""))
 }
 
-// sandboxFiles: what containerd would bind into a pod's containers comes from the pod's configuration.
+// sandboxFiles: what containerd would bind into a pod's containers, or set for them, comes from the pod's configuration.
 func sandboxFiles(b *box) {
 	s := b.sandbox()
-	b.must(s.makeWith("", &cri.PodSandboxConfig{Hostname: "web", DnsConfig: &cri.DNSConfig{Servers: []string{"192.0.2.1"}}}))
+	b.must(s.makeWith("", &cri.PodSandboxConfig{
+		Hostname:  "web",
+		DnsConfig: &cri.DNSConfig{Servers: []string{"192.0.2.1"}},
+		Linux:     &cri.Linux{Sysctls: map[string]string{"net.ipv4.ip_unprivileged_port_start": "80"}},
+	}))
 	b.must(s.up())
 	m := s.container()
-	m.run(both("cat /etc/hostname /etc/resolv.conf")).ends(0, "web\nnameserver 192.0.2.1\n")
+	m.run(both("cat /etc/hostname /etc/resolv.conf /proc/sys/net/ipv4/ip_unprivileged_port_start")).ends(0, "web\nnameserver 192.0.2.1\n80\n")
 }
 
 // sandboxMembers: containers come and go, and the sandbox stays.
