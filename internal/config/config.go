@@ -43,6 +43,7 @@ type Config struct {
 	Store      Store      `toml:"store"`
 	VM         VM         `toml:"vm"`
 	Logs       Logs       `toml:"logs"`
+	Network    Network    `toml:"network"`
 }
 
 // Containerd says which containerd is used.
@@ -103,7 +104,8 @@ func Default() *Config {
 			UIDCount:      1 << 16,
 			BaseSnapshots: 8,
 		},
-		Logs: Logs{MaxSize: 10 * units.MiB, MaxFiles: 3},
+		Logs:    Logs{MaxSize: 10 * units.MiB, MaxFiles: 3},
+		Network: defaultNetwork(),
 	}
 }
 
@@ -196,7 +198,7 @@ func (c *Config) complete() error {
 	case c.Logs.MaxFiles < 1 || c.Logs.MaxFiles > 1000:
 		return fmt.Errorf("logs.max_files = %d must be between 1 and 1000", c.Logs.MaxFiles)
 	}
-	return nil
+	return c.Network.validate()
 }
 
 // Timeout scales a deadline for this host.

@@ -28,6 +28,25 @@ func TestLoad(t *testing.T) {
 		{name: "logs", file: "[logs]\nmax_size = '1MiB'\n", check: func(c *Config) bool { return c.Logs.MaxSize == 1<<20 && c.Logs.MaxFiles == 3 }},
 		{name: "small logs", file: "[logs]\nmax_size = '1KiB'\n", err: "logs.max_size"},
 		{name: "no logs", file: "[logs]\nmax_files = 0\n", err: "logs.max_files"},
+		{name: "network", file: "[network]\npool = '172.30.0.0/20'\nmark_mask = 0x700\ndns_upstreams = ['192.0.2.1', '[2001:db8::1]:5353']\n", check: func(c *Config) bool {
+			return c.Network.Gateway().String() == "172.30.15.254" && c.Network.Marks() == Marks{0x700, 0x100, 0x200, 0x300, 0x400} &&
+				c.Network.DNSUpstreams[0].String() == "192.0.2.1:53" && c.Network.DNSUpstreams[1].String() == "[2001:db8::1]:5353"
+		}},
+		{name: "pool with host bits", file: "[network]\npool = '10.1.2.3/16'\n", err: "network.pool"},
+		{name: "pool too small", file: "[network]\npool = '10.1.2.0/25'\n", err: "network.pool"},
+		{name: "pool of loopback", file: "[network]\npool = '127.0.0.0/8'\n", err: "hosts can have"},
+		{name: "pool of IPv6", file: "[network]\npool = 'fd00::/16'\n", err: "network.pool"},
+		{name: "device", file: "[network]\ndevice = 'too-long-name'\n", err: "network.device"},
+		{name: "table", file: "[network]\nnft_table = 'a b'\n", err: "network.nft_table"},
+		{name: "mask of two bits", file: "[network]\nmark_mask = 0x3\n", err: "network.mark_mask"},
+		{name: "mask with a gap", file: "[network]\nmark_mask = 0x17\n", err: "side by side"},
+		{name: "main table", file: "[network]\nroute_table = 254\n", err: "the kernel's"},
+		{name: "rule after main", file: "[network]\nrule_priority = 32766\n", err: "network.rule_priority"},
+		{name: "one port for two", file: "[network]\ndns_port = 10443\n", err: "two different ports"},
+		{name: "flows", file: "[network]\nmax_flows = 0\n", err: "network.max_flows"},
+		{name: "upstream", file: "[network]\ndns_upstreams = ['dns.example']\n", err: "is not an address"},
+		{name: "upstream nowhere", file: "[network]\ndns_upstreams = ['0.0.0.0']\n", err: "0.0.0.0:53"},
+		{name: "upstream in the pool", file: "[network]\ndns_upstreams = ['10.200.0.1']\n", err: "network.pool"},
 		{name: "uid range", file: "[vm]\nuid_base = 0\n", err: "unprivileged"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
