@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -26,9 +25,6 @@ import (
 	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm"
 )
-
-// retireLimit is less than containerd gives a shim to shut down (3 s, io.containerd.timeout.shim.shutdown).
-const retireLimit = 2 * time.Second
 
 var errShuttingDown = errdefs.ErrUnavailable.WithMessage("the shim is shutting down")
 
@@ -152,35 +148,6 @@ func (p *Pod) process(id, execID string) (*process, error) {
 		return e, nil
 	}
 	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s has no exec %s", id, execID))
-}
-
-// Retire tells whether the pod is of no use any more: nothing is in it or being made, and no container but the one with
-// that id has been announced by a start of the shim. If so, hide is called, which makes the shim unreachable. The pod's
-// lock keeps starts away meanwhile: they find the shim either reachable, and in use with that, or on its way out.
-func (p *Pod) Retire(ctx context.Context, id string, hide func()) bool {
-	if !p.idle() {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(ctx, retireLimit)
-	defer cancel()
-	unlock, err := p.env.Dir.Lock(ctx)
-	if err != nil {
-		p.env.Log.Info("the shim goes on: somebody is starting or ending it", "error", err)
-		return false
-	}
-	defer unlock()
-	others, err := p.env.Dir.Others(id)
-	if err != nil || len(others) > 0 || !p.idle() {
-		return false
-	}
-	hide()
-	return true
-}
-
-func (p *Pod) idle() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.slots) == 0 && p.machine == nil
 }
 
 // Close ends whatever there is, in order, for a shim that has been told to end. It waits until ctx ends.

@@ -32,6 +32,9 @@ const (
 	eventsLimit = 1500 * time.Millisecond
 )
 
+// forgottenLimit is more than containerd takes from the last deletion to the end of the shim.
+const forgottenLimit = 5 * time.Second
+
 // Machines is where machines come from.
 type Machines struct {
 	// Launcher returns the maker of machines for a configuration.
@@ -132,7 +135,19 @@ func load(ic *plugin.InitContext, m Machines) (any, error) {
 		})
 		return to.Close()
 	})
-	return &served{pod: p, config: state.ConfigFile, shutdown: shutdown, log: logger, socket: socketPath()}, nil
+	s := &served{pod: p, config: state.ConfigFile, shutdown: shutdown, log: logger, socket: socketPath()}
+	go s.endForgotten()
+	return s, nil
+}
+
+// endForgotten ends a shim that has nothing and that nobody tells to end. containerd then cleans up after it, as after
+// any that is gone.
+func (s *served) endForgotten() {
+	hide := func() { os.Remove(s.socket) } // `shim delete` tries again
+	if s.pod.AwaitForgotten(forgottenLimit, hide) {
+		s.log.Warn("the shim ends by itself: it has nothing, and nobody has told it to end")
+		s.shutdown.Shutdown()
+	}
 }
 
 func within(ctx context.Context, limit time.Duration, f func(context.Context)) {
