@@ -134,10 +134,11 @@ func (n *creation) equip(ctx context.Context) error {
 		return err
 	}
 	n.undo.Push(func() error { return runPoststop(n.plan.Hooks, n.ID, n.Bundle) })
-	n.undo.Push(func() error { return n.shares.close() })
 	if n.making == nil {
 		n.undo.Push(func() error { return n.vm.takeOut(n.ID, n.disks) })
 	}
+	// Before the guest is asked to undo: it may be waiting for the helper.
+	n.undo.Push(func() error { return n.shares.close() })
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return n.serveShares(ctx) })
 	g.Go(func() error { return n.hostHooks(ctx) })

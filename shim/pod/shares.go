@@ -103,7 +103,7 @@ func pass(to, from end) {
 	to.CloseWrite() // it may be gone
 }
 
-// close ends the helper and frees what it held. It comes after the guest has unmounted.
+// close ends the helper and frees what it held. Of a container that has run, the guest has unmounted before.
 func (s *shares) close() error {
 	if s == nil {
 		return nil

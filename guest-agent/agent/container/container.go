@@ -49,6 +49,7 @@ type Container struct {
 	root       *rootfs.Root
 	volumes    *volumes.Volumes
 	stopWatch  context.CancelFunc // ends watchOOM
+	settled    chan struct{}      // closed when the creation has succeeded, or failed and all is undone
 
 	oomMu    sync.Mutex // makes counting and reporting of kills one step
 	oomKills uint64

@@ -92,11 +92,16 @@ type Create struct {
 // Create makes a container whose first process waits for Start. It takes the streams, also when it fails; then nothing
 // else is left either.
 func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error) {
+	var c *Container
+	defer func() {
+		if c != nil {
+			close(c.settled)
+		}
+	}()
 	var u undo.Stack
 	defer u.Run(&err)
 	u.Push(func() error { volumes.Close(r.Shares); return nil })
-	c, err := m.reserve(r.ID)
-	if err != nil {
+	if c, err = m.reserve(r.ID); err != nil {
 		r.Streams.Close()
 		return nil, err
 	}
@@ -149,7 +154,7 @@ func (m *Manager) reserve(id string) (*Container, error) {
 		m: m, id: id, state: creating,
 		dir:   filepath.Join(m.Dir, n),
 		group: cgroup.New(m.Cgroups, filepath.Join(cgroupParent, n)),
-		execs: map[string]*process{}, launched: make(chan struct{}),
+		execs: map[string]*process{}, settled: make(chan struct{}), launched: make(chan struct{}),
 		ended: make(chan struct{}),
 	}
 	c.cgroupPath = filepath.Join(cgroupParent, n)

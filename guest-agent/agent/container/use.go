@@ -103,8 +103,17 @@ func (c *Container) leave(ctx context.Context) error {
 }
 
 // Delete removes a container that has stopped or was never started: its processes, cgroup, mounts and files. All data
-// is on its disks afterwards. When it fails, it may be called again.
+// is on its disks afterwards. When it fails, it may be called again. A creation that is under way, because whoever asked
+// for it has given up, comes to its end before.
 func (c *Container) Delete(ctx context.Context) error {
+	select {
+	case <-c.settled:
+	case <-ctx.Done():
+		return fmt.Errorf("container %s is still being created: %w", c.id, ctx.Err())
+	}
+	if c.m.lookup(c.id) != c {
+		return nil // its creation failed, or somebody else has deleted it
+	}
 	if err := c.enter(deleting, created, stopped); err != nil {
 		return err
 	}
