@@ -207,6 +207,27 @@ func (h *harness) delete(name string) {
 	h.must(second(h.task.Shutdown(h.Context(), &taskapi.ShutdownRequest{ID: name})))
 }
 
+// shutDown shuts the sandbox down, with a context that ends with the answer, as a server's does.
+func (h *harness) shutDown(id string) error {
+	ctx, cancel := context.WithCancel(h.Context())
+	defer cancel()
+	_, err := h.ShutdownSandbox(ctx, &sandboxapi.ShutdownSandboxRequest{SandboxID: id})
+	if h.ended() {
+		h.Error("the shim has ended before the answer")
+	}
+	return err
+}
+
+// ends checks that the shim has been told to end.
+func (h *harness) ends() {
+	h.Helper()
+	select {
+	case <-h.shutdown.done:
+	case <-time.After(10 * time.Second):
+		h.Error("the shim hasn't ended")
+	}
+}
+
 // ended tells whether the shim has been told to end.
 func (h *harness) ended() bool {
 	select {

@@ -305,7 +305,10 @@ func (s *Service) ShutdownSandbox(ctx context.Context, r *sandboxapi.ShutdownSan
 	} else {
 		s.end(ctx)
 	}
-	s.shutdown.Shutdown()
+	context.AfterFunc(ctx, func() { // as soon as the answer is on its way
+		awaitHangup(s.socket, hangupLimit)
+		s.shutdown.Shutdown()
+	})
 	return &sandboxapi.ShutdownSandboxResponse{}, nil
 }
 

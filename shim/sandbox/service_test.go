@@ -90,9 +90,10 @@ func TestLife(t *testing.T) {
 	if h.ended() {
 		t.Error("the shim has ended with the sandbox")
 	}
-	h.must(second(h.ShutdownSandbox(t.Context(), &sandboxapi.ShutdownSandboxRequest{SandboxID: id})))
-	if _, err := os.Stat(h.socket); err == nil || !h.ended() {
-		t.Error("the shim hasn't ended")
+	h.must(h.shutDown(id))
+	h.ends()
+	if _, err := os.Stat(h.socket); err == nil {
+		t.Error("the shim can still be reached")
 	}
 }
 
@@ -123,7 +124,7 @@ func TestOrder(t *testing.T) {
 	h.refused("second start", start(id), codes.AlreadyExists)
 	h.refused("create of a started one", second(h.CreateSandbox(ctx, h.request(nil))), codes.AlreadyExists)
 	h.refused("status of another", second(h.SandboxStatus(ctx, &sandboxapi.SandboxStatusRequest{SandboxID: "other"})), codes.NotFound)
-	h.refused("shutdown of another", second(h.ShutdownSandbox(ctx, &sandboxapi.ShutdownSandboxRequest{SandboxID: "other"})), codes.NotFound)
+	h.refused("shutdown of another", h.shutDown("other"), codes.NotFound)
 	if h.ended() || len(h.launcher.All()) != 1 {
 		t.Error("something has happened")
 	}
@@ -142,10 +143,8 @@ func TestStopWithoutStart(t *testing.T) {
 	if s := h.status(false); s.State != notReady || s.ExitedAt == nil {
 		t.Errorf("status %v", s)
 	}
-	h.must(second(h.ShutdownSandbox(t.Context(), &sandboxapi.ShutdownSandboxRequest{SandboxID: id})))
-	if !h.ended() {
-		t.Error("the shim hasn't ended")
-	}
+	h.must(h.shutDown(id))
+	h.ends()
 }
 
 // TestStopDuringStart: the start is given up, and no machine is left.
@@ -184,27 +183,23 @@ func TestFailedStart(t *testing.T) {
 	}
 	h.launcher.Fail = nil
 	h.start()
-	h.must(second(h.ShutdownSandbox(t.Context(), &sandboxapi.ShutdownSandboxRequest{SandboxID: id})))
-	if !h.ended() || !h.launcher.Last().Stopped() {
-		t.Error("something is left")
+	h.must(h.shutDown(id))
+	h.ends()
+	if !h.launcher.Last().Stopped() {
+		t.Error("the machine is left")
 	}
 }
 
 // TestShutdownWithoutSandbox: containerd calls it after a creation that failed, too.
 func TestShutdownWithoutSandbox(t *testing.T) {
 	h := newHarness(t)
-	shutdown := func() error {
-		return second(h.ShutdownSandbox(t.Context(), &sandboxapi.ShutdownSandboxRequest{SandboxID: id}))
-	}
 	h.member("app", nil, "sleep") // in a pod that is no sandbox
-	h.refused("shutdown of a pod with containers", shutdown(), codes.FailedPrecondition)
+	h.refused("shutdown of a pod with containers", h.shutDown(id), codes.FailedPrecondition)
 	h.must(second(h.task.Kill(t.Context(), &task.KillRequest{ID: "app", Signal: 9})))
 	h.wait("app")
 	h.must(second(h.task.Delete(t.Context(), &task.DeleteRequest{ID: "app"})))
-	h.must(shutdown())
-	if !h.ended() {
-		t.Error("the shim hasn't ended")
-	}
+	h.must(h.shutDown(id))
+	h.ends()
 }
 
 // TestDeath: a machine that ends by itself ends the sandbox, with all containers; it can still be stopped.
@@ -226,7 +221,7 @@ func TestDeath(t *testing.T) {
 	h.refused("metrics", second(h.SandboxMetrics(t.Context(), &sandboxapi.SandboxMetricsRequest{SandboxID: id})), codes.Unavailable)
 	h.must(h.stopped())
 	h.delete("app")
-	h.must(second(h.ShutdownSandbox(t.Context(), &sandboxapi.ShutdownSandboxRequest{SandboxID: id})))
+	h.must(h.shutDown(id))
 }
 
 // TestSilentAgent: a ping has an end.
@@ -265,7 +260,7 @@ func TestMembers(t *testing.T) {
 		t.Errorf("status %d", got)
 	}
 	h.refused("container in a stopped one", h.tryMember("late", nil, "sleep"), codes.FailedPrecondition)
-	h.must(second(h.ShutdownSandbox(t.Context(), &sandboxapi.ShutdownSandboxRequest{SandboxID: id})))
+	h.must(h.shutDown(id))
 	for _, name := range []string{"a", "b"} {
 		h.refused("state of "+name, second(h.task.State(t.Context(), &task.StateRequest{ID: name})), codes.NotFound)
 	}
