@@ -45,7 +45,7 @@ lint: ## gofmt, go vet, staticcheck, shellcheck, generated code
 	@deploy/setup/tools.sh generate
 	@deploy/lint.sh
 
-generate: ## code from the agent's protocol
+generate: ## code from the agent's protocol, objects of the datapath
 	@deploy/setup/packages.sh
 	@deploy/setup/tools.sh generate
 	@deploy/generate.sh

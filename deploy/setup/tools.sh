@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds other projects' tools at pinned versions from their Go modules.
+# Builds other projects' tools at pinned versions from their Go modules; clang is Debian's.
 #   tools.sh run        containerd, ctr, runc, CNI plugins, into bin/
 #   tools.sh lint       staticcheck, into the cache
-#   tools.sh generate   protoc's plug-ins, into the cache
+#   tools.sh generate   protoc's plug-ins, bpf2go and clang, into the cache
 #   tools.sh client     containerd's client suite, into the cache
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lock
@@ -13,6 +13,8 @@ cni=v1.10.0
 staticcheck=v0.8.2
 protoc_gen_go=v1.36.12
 protoc_gen_go_ttrpc=v1.2.9
+bpf2go=v0.22.0
+llvm=19
 
 go_version=$(go env GOVERSION)
 
@@ -47,6 +49,28 @@ client_suite() {
 	mv "$CUBE_CACHE/tmp/client.test" "$CUBE_CACHE/bin/containerd-client.test"
 }
 
+# clang unpacks clang, llvm-strip and the headers of the kernel and libbpf: what compiles the datapath, and nothing that a
+# host would have to have installed. The C library stays the host's, which is of the same Debian.
+clang() {
+	local list=$CUBE_CACHE/tmp/clang.list dir=$CUBE_CACHE/tmp/clang tool
+	with_update resolve "clang-$llvm" "llvm-$llvm" libbpf-dev |
+		grep -E "^(clang-$llvm|llvm-$llvm|libclang-common-$llvm-dev|libbpf-dev|linux-libc-dev|lib(clang-cpp|llvm)$llvm|lib(bsd|edit|ffi|icu|lzma|md|tinfo|xml|z3-|zstd)[0-9]*|zlib1g) " >"$list"
+	with_update fetch "$list"
+	unpack "$list" "$dir"
+	mkdir "$dir/bin"
+	for tool in clang llvm-strip; do
+		cat >"$dir/bin/$tool" <<-EOF
+			#!/bin/sh
+			LD_LIBRARY_PATH=$1/usr/lib/x86_64-linux-gnu:$1/lib/x86_64-linux-gnu exec $1/usr/lib/llvm-$llvm/bin/$tool "\$@"
+		EOF
+		chmod 755 "$dir/bin/$tool"
+	done
+	rm -rf "$1"
+	mv "$dir" "$1"
+	"$1/bin/clang" --version
+	"$1/bin/llvm-strip" --version
+}
+
 case ${1:-} in
 run)
 	module=github.com/containerd/containerd/v2/cmd
@@ -70,6 +94,11 @@ generate)
 		"google.golang.org/protobuf/cmd/protoc-gen-go@$protoc_gen_go"
 	go_install "protoc-gen-go-ttrpc $protoc_gen_go_ttrpc" "$CUBE_CACHE/bin" \
 		"github.com/containerd/ttrpc/cmd/protoc-gen-go-ttrpc@$protoc_gen_go_ttrpc"
+	go_install "bpf2go $bpf2go" "$CUBE_CACHE/bin" "github.com/cilium/ebpf/cmd/bpf2go@$bpf2go"
+	key=$(key "$llvm" "$CUBE_CACHE" "$(declare -f clang)")
+	if [ -z "${CUBE_UPDATE:-}" ] && fresh clang "$key" && [ -x "$CUBE_CACHE/clang/bin/clang" ]; then exit 0; fi
+	step "clang $llvm" clang "$CUBE_CACHE/clang"
+	stamp clang "$key"
 	;;
 client)
 	key=$(key "$go_version" "$containerd")

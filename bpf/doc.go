@@ -1,0 +1,13 @@
+// Package bpf is the datapath between microVMs and the host's network: programs on taps and on one gateway device (dp),
+// and what loads and steers them. Its parts:
+//
+//	dp      the programs, in C: identity by tap, checks of every frame, policy, flows, limits, the rewrite of addresses
+//	policy  the compiler from rules to rows of the policy map
+//
+// A tap is closed from when its programs are attached until a sandbox is added for it, and again once it is removed; a
+// sandbox without a policy reaches nothing. What is in force stays so without any process: programs, links and maps are
+// pinned on a BPF file system of the datapath's own. One process steers a datapath at a time; whoever opens it next finds
+// everything as it was, and attaching again brings its own programs to a hook without a gap.
+//
+// The package knows nothing of machines, of CNI or of the host's rules for what leaves the gateway device.
+package bpf
