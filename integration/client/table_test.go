@@ -8,7 +8,7 @@ const (
 	plain kind = iota
 	// sample is plain and part of `make test`.
 	sample
-	// slow is plain and takes up to an hour where machines are emulated: 700 MB through a terminal.
+	// slow is plain and takes up to an hour on a busy host without KVM: it sends 700 MB through a terminal.
 	slow
 	// daemon has the suite start, and restart, a containerd of its own, with overlayfs.
 	daemon
