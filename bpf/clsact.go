@@ -37,10 +37,9 @@ func clsact(ifindex int) *netlink.Clsact {
 	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 }
 
-// attachFilter puts the program into the device's clsact qdisc, in place of another of ours. A filter can't be pinned, and
-// stays without it: the pinned program tells that it is there.
+// attachFilter puts the program into the device's clsact qdisc, in place of another of ours. A filter stays without being
+// pinned; a directory tells that it is there.
 func attachFilter(dir string, h hook, prog *ebpf.Program) (fresh bool, err error) {
-	pin := h.pin(filtersDir(dir))
 	if err := netlink.QdiscAdd(clsact(h.ifindex)); err != nil && !errors.Is(err, unix.EEXIST) {
 		return false, fmt.Errorf("add a clsact qdisc: %w", err)
 	}
@@ -49,10 +48,7 @@ func attachFilter(dir string, h hook, prog *ebpf.Program) (fresh bool, err error
 		return false, err
 	}
 	// The record first: what it tells of and isn't there can be detached all the same.
-	if err := os.Remove(pin); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, err
-	}
-	if err := prog.Pin(pin); err != nil {
+	if err := os.Mkdir(h.pin(filtersDir(dir)), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return false, err
 	}
 	f := filter(h)
@@ -72,16 +68,19 @@ func detachFilter(dir string, h hook) error {
 		}
 		return err
 	}
-	if err := netlink.FilterDel(filter(h)); err != nil && !gone(err) {
-		return fmt.Errorf("remove the filter: %w", err)
-	}
 	filters := 0
 	for _, p := range []point{tapIn, tapOut} {
 		found, err := listFilters(hook{h.ifindex, p})
 		if err != nil {
 			return err
 		}
-		filters += len(found)
+		for _, f := range found {
+			if p.egress != h.point.egress || !ours(f, h.point) {
+				filters++
+			} else if err := netlink.FilterDel(f); err != nil && !gone(err) {
+				return fmt.Errorf("remove the filter: %w", err)
+			}
+		}
 	}
 	if filters == 0 {
 		if err := netlink.QdiscDel(clsact(h.ifindex)); err != nil && !gone(err) {
@@ -89,6 +88,12 @@ func detachFilter(dir string, h hook) error {
 		}
 	}
 	return os.Remove(pin)
+}
+
+// ours tells the datapath's filters from what somebody else has on a device that got the number of one that is gone.
+func ours(f netlink.Filter, p point) bool {
+	b, ok := f.(*netlink.BpfFilter)
+	return ok && b.Name == p.name && b.Priority == filterPriority && b.Handle == filterHandle
 }
 
 // gone tells of errors for a device, qdisc or filter that isn't there.

@@ -129,11 +129,16 @@ func (n *network) run(name string, f func(t *testing.T)) {
 // tap makes a tap that is up. Closing the file removes it.
 func (n *network) tap(name string) (*os.File, int) {
 	n.t.Helper()
+	return n.tapFlags(name, 0)
+}
+
+func (n *network) tapFlags(name string, flags uint16) (*os.File, int) {
+	n.t.Helper()
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	n.must(err)
 	ifr, err := unix.NewIfreq(name)
 	n.must(err)
-	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
+	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | flags)
 	n.must(unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr))
 	f := os.NewFile(uintptr(fd), name)
 	n.t.Cleanup(func() { _ = f.Close() })

@@ -34,9 +34,9 @@ var (
 
 func (h hook) String() string { return fmt.Sprintf("%s of device %d", h.point.name, h.ifindex) }
 
-// pin is the hook's file in one of the directories of pins.
+// pin is the hook's file in one of the directories of pins. A BPF file system has no names with dots.
 func (h hook) pin(dir string) string {
-	return filepath.Join(dir, strconv.Itoa(h.ifindex)+"."+h.point.name)
+	return filepath.Join(dir, strconv.Itoa(h.ifindex)+"-"+h.point.name)
 }
 
 func (d *Datapath) program(p point) *ebpf.Program {
@@ -159,7 +159,7 @@ func hooks(dir string) ([]hook, error) {
 			return nil, err
 		}
 		for _, e := range entries {
-			number, name, _ := strings.Cut(e.Name(), ".")
+			number, name, _ := strings.Cut(e.Name(), "-")
 			ifindex, err := strconv.Atoi(number)
 			if err != nil {
 				return nil, fmt.Errorf("%s in %s is not ours", e.Name(), pins)

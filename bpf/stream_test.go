@@ -1,0 +1,198 @@
+package bpf
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/bpf/policy"
+)
+
+// TestStream: a guest with a network stack of its own, and the large segments and unmade checksums that it hands over, opens
+// a connection to the host, and the host one to it. A stack that gets a wrong byte or sum stops.
+func TestStream(t *testing.T) {
+	eachHook(t, func(t *testing.T, n *network) {
+		l := newLive(t, n)
+		_, err := l.RemoveSandbox(l.id)
+		l.must(err)
+		in := l.guestStack()
+		const size = 8 << 20
+		for _, tc := range []struct {
+			name         string
+			listen, dial func(func() error) error
+			address      netip.Addr
+			source       netip.Addr
+		}{
+			{"from the guest", here, in, l.host, hostIP},
+			{"from the host", in, here, hostIP, l.host},
+		} {
+			var server net.Listener
+			listen := tc.address
+			if listen == hostIP {
+				listen = guestIP
+			}
+			l.must(tc.listen(func() (err error) {
+				server, err = net.Listen("tcp4", netip.AddrPortFrom(listen, 0).String())
+				return err
+			}))
+			done := make(chan error, 1)
+			go func() { done <- echo(server, size, tc.source) }()
+			port := server.Addr().(*net.TCPAddr).Port
+			err := tc.dial(func() error { return stream(netip.AddrPortFrom(tc.address, uint16(port)).String(), size) })
+			if err := errors.Join(err, <-done, server.Close()); err != nil {
+				t.Errorf("%s: %v", tc.name, err)
+			}
+		}
+	})
+}
+
+func here(f func() error) error { return f() }
+
+// guestStack makes a guest of a network namespace, in place of the tap: the returned function runs another one in it.
+func (l *live) guestStack() func(func() error) error {
+	l.t.Helper()
+	l.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "stack0"}, PeerName: "eth0", PeerHardwareAddr: guestMAC}))
+	outer, err := netlink.LinkByName("stack0")
+	l.must(err)
+	l.must(netlink.LinkSetUp(outer))
+
+	calls := make(chan func())
+	var ns *os.File
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the namespace ends with its last user
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			ns, err = os.Open("/proc/thread-self/ns/net")
+		}
+		started <- err
+		for call := range calls {
+			call()
+		}
+	}()
+	l.must(<-started)
+	l.t.Cleanup(func() { close(calls); _ = ns.Close() })
+	in := func(f func() error) error {
+		err := make(chan error)
+		calls <- func() { err <- f() }
+		return <-err
+	}
+	inner, err := netlink.LinkByName("eth0")
+	l.must(err)
+	l.must(netlink.LinkSetNsFd(inner, int(ns.Fd())))
+	l.must(in(func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			netlink.AddrAdd(eth0, &netlink.Addr{IPNet: &net.IPNet{IP: guestIP.AsSlice(), Mask: net.CIDRMask(30, 32)}}),
+			netlink.LinkSetUp(eth0),
+			netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: gatewayIP.AsSlice()}))
+	}))
+	ifindex := outer.Attrs().Index
+	l.must(l.AttachTap(ifindex))
+	rows, err := policy.Compile(policy.Policy{Rules: []policy.Rule{allow("192.0.2.1", "tcp")}}, policy.Guard{Openings: []policy.Opening{{To: "192.0.2.1"}}})
+	l.must(err)
+	_, err = l.AddSandbox(unlimited(ifindex), rows)
+	l.must(err)
+	return in
+}
+
+// echo sends back what one connection brings, which comes from source.
+func echo(server net.Listener, size int, source netip.Addr) error {
+	if err := server.(*net.TCPListener).SetDeadline(time.Now().Add(wait)); err != nil {
+		return err
+	}
+	c, err := server.Accept()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	if from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); from != source {
+		return fmt.Errorf("connected by %v, not %v", from, source)
+	}
+	if err := c.SetDeadline(time.Now().Add(wait)); err != nil {
+		return err
+	}
+	n, err := io.Copy(c, io.LimitReader(c, int64(size)))
+	if err == nil && n != int64(size) {
+		err = fmt.Errorf("%d bytes came, not %d", n, size)
+	}
+	return err
+}
+
+// stream sends bytes and compares what comes back.
+func stream(address string, size int) error {
+	c, err := net.DialTimeout("tcp4", address, wait)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	if err := c.SetDeadline(time.Now().Add(wait)); err != nil {
+		return err
+	}
+	data := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(data)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := c.Write(data)
+		sent <- err
+	}()
+	digest := sha256.New()
+	n, err := io.Copy(digest, io.LimitReader(c, int64(size)))
+	if err = errors.Join(err, <-sent); err != nil {
+		return err
+	}
+	if want := sha256.Sum256(data); n != int64(size) || !bytes.Equal(digest.Sum(nil), want[:]) {
+		return fmt.Errorf("%d bytes came back, not those that were sent", n)
+	}
+	return nil
+}
+
+// TestUnmadeChecksum: a reset for a frame whose checksum the device was to make, one of them with many segments in it.
+func TestUnmadeChecksum(t *testing.T) {
+	n := newNetwork(t)
+	f, ifindex := n.tapFlags("tap0", unix.IFF_VNET_HDR)
+	n.must(n.AttachTap(ifindex))
+	id, err := n.AddSandbox(unlimited(ifindex), nil)
+	n.must(err)
+	for _, payload := range []int{0, 100, 4000} {
+		segment := tcp(at(guestIP, 1000), at(remote, 443), ack, string(make([]byte, payload)))
+		binary.BigEndian.PutUint16(segment[16:], uint16(pseudo(guestIP, remote, unix.IPPROTO_TCP, len(segment))))
+		header := make([]byte, 10) // struct virtio_net_hdr
+		header[0] = 1              // the checksum is to be made
+		binary.NativeEndian.PutUint16(header[6:], l4)
+		binary.NativeEndian.PutUint16(header[8:], 16)
+		if payload > 1460 {
+			header[1] = 1 // segments of TCP and IPv4
+			binary.NativeEndian.PutUint16(header[2:], l4+20)
+			binary.NativeEndian.PutUint16(header[4:], 1000)
+		}
+		_, err := f.Write(append(header, fromGuest(remote, unix.IPPROTO_TCP, segment).bytes()...))
+		n.must(err)
+		b := make([]byte, 2048)
+		n.must(f.SetReadDeadline(time.Now().Add(wait)))
+		got, err := f.Read(b)
+		n.must(err)
+		if p := parse(t, b[10:got]); len(p.l4) != 20 || p.l4[13] != 4 || p.src != remote || p.dst != guestIP {
+			t.Errorf("reset for %d bytes: %+v", payload, p)
+		}
+	}
+	if c, err := n.Counters(id); err != nil || c[Reset].Packets != 3 {
+		t.Errorf("counted %v, %v", c, err)
+	}
+}
