@@ -69,8 +69,9 @@ func member(t *testing.T, id string, stdout interface{ Write([]byte) (int, error
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // which gives up a creation
+		_ = cmd.Wait()
 		remove(t, id)
-		_ = cmd.Wait() // it was killed
 		if t.Failed() {
 			t.Logf("the busy container's client: %s", text.String())
 		}

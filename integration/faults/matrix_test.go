@@ -181,9 +181,11 @@ func killAt(t *testing.T, v victim, at step) {
 		t.Error("the container has noticed it")
 	}
 	remove(t, id)
-	// containerd has nothing cleaned up after a shim that it couldn't start, or whose start it has given up.
-	if v.orphans || strings.Contains(message, "failed to start shim") || v.name == "client" && hit <= shimStarted {
+	// containerd has nothing cleaned up after a shim that it couldn't start; and when a client is killed, it gives up what it
+	// was doing for it, be it the shim's start or its end. Then a file or two are for the doctor.
+	if v.orphans || strings.Contains(message, "failed to start shim") || v.name == "client" && (hit <= shimStarted || hit >= undone) {
 		defer doctor(t)
+		s.Eventually(t, 15*time.Second, "the bundle is removed", func() bool { r.look(); return r.furthest == bundleGone })
 	} else {
 		nothingLeft(t, id)
 	}
