@@ -151,3 +151,45 @@ func size(t *testing.T, file string) int64 {
 	}
 	return st.Size()
 }
+
+// TestFullRun makes a container while there is no space for what a shim, or a machine, writes down before it acquires
+// anything: it is refused, and nothing is left.
+func TestFullRun(t *testing.T) {
+	for name, dir := range map[string]string{"pods": s.Config.PodDir(), "machines": s.Config.VMDir()} {
+		t.Run(name, func(t *testing.T) {
+			id := s.ID(t, "full")
+			run := func() stack.Result {
+				return s.Ctr("run", "--rm", "--runtime", "io.cube.v2", "--snapshotter", "cube", stack.Image, id, "echo", "hello")
+			}
+			drop := fullTmpfs(t, dir)
+			r := run()
+			if msg := strings.TrimSpace(r.Stderr); r.Err == nil || strings.Contains(msg, "\n") || !strings.Contains(msg, "no space left") {
+				t.Errorf("want an error of one line that says what is missing: %+v", r)
+			}
+			remove(t, id)
+			drop()
+			nothingLeft(t, id)
+			if r := run(); r.Stdout != "hello\n" {
+				t.Errorf("with space: %+v", r)
+			}
+			nothingLeft(t, id)
+		})
+	}
+}
+
+// fullTmpfs puts a file system on a directory that takes files, but nothing in them. drop takes it away.
+func fullTmpfs(t *testing.T, dir string) (drop func()) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("full", dir, "tmpfs", 0, "size=4k,mode=711"); err != nil {
+		t.Fatal(err)
+	}
+	drop = func() { _ = unix.Unmount(dir, unix.MNT_DETACH) } // the second time there is none
+	t.Cleanup(drop)
+	if err := os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return drop
+}
