@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -148,6 +149,21 @@ func TestTraffic(t *testing.T) {
 		if n, err := local.Read(b); err != nil || string(b[:n]) != "who is there" {
 			t.Errorf("the host got %q, %v", b[:n], err)
 		}
+
+		// The checksum of its SYN is made on the way.
+		dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(l.host, 0))}
+		ctx, cancel := context.WithCancel(context.Background())
+		dialed := make(chan struct{})
+		go func() {
+			defer close(dialed)
+			runtime.LockOSThread()
+			if unix.Setns(int(n.ns.Fd()), unix.CLONE_NEWNET) == nil {
+				_, _ = dialer.DialContext(ctx, "tcp4", at(hostIP, 81).String())
+			}
+		}()
+		l.guest.get(func(p parsed) bool { return p.dst == guestIP && p.proto == unix.IPPROTO_TCP && p.l4[13]&syn != 0 })
+		cancel()
+		<-dialed
 
 		// All stays in force without a process.
 		l.must(l.Close())

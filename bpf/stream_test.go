@@ -163,6 +163,26 @@ func stream(address string, size int) error {
 	return nil
 }
 
+// unmade is a frame with a header of virtio_net before it, by which the device is to make the checksum, in segments if it is
+// a large one.
+func unmade(f frame, checksum int) []byte {
+	segment := bytes.Clone(f.l4)
+	binary.BigEndian.PutUint16(segment[checksum:], uint16(pseudo(f.src, f.dst, f.proto, len(segment))))
+	f.l4 = segment
+	header := make([]byte, 10) // struct virtio_net_hdr
+	header[0] = 1              // the checksum is to be made
+	binary.NativeEndian.PutUint16(header[6:], l4)
+	binary.NativeEndian.PutUint16(header[8:], uint16(checksum))
+	if len(segment) > 1480 {
+		header[1] = 1 // segments of TCP and IPv4
+		binary.NativeEndian.PutUint16(header[2:], l4+20)
+		binary.NativeEndian.PutUint16(header[4:], segmentSize)
+	}
+	return append(header, f.bytes()...)
+}
+
+const segmentSize = 1000
+
 // TestUnmadeChecksum: a reset for a frame whose checksum the device was to make, one of them with many segments in it.
 func TestUnmadeChecksum(t *testing.T) {
 	n := newNetwork(t)
@@ -171,18 +191,7 @@ func TestUnmadeChecksum(t *testing.T) {
 	id, err := n.AddSandbox(unlimited(ifindex), nil)
 	n.must(err)
 	for _, payload := range []int{0, 100, 4000} {
-		segment := tcp(at(guestIP, 1000), at(remote, 443), ack, string(make([]byte, payload)))
-		binary.BigEndian.PutUint16(segment[16:], uint16(pseudo(guestIP, remote, unix.IPPROTO_TCP, len(segment))))
-		header := make([]byte, 10) // struct virtio_net_hdr
-		header[0] = 1              // the checksum is to be made
-		binary.NativeEndian.PutUint16(header[6:], l4)
-		binary.NativeEndian.PutUint16(header[8:], 16)
-		if payload > 1460 {
-			header[1] = 1 // segments of TCP and IPv4
-			binary.NativeEndian.PutUint16(header[2:], l4+20)
-			binary.NativeEndian.PutUint16(header[4:], 1000)
-		}
-		_, err := f.Write(append(header, fromGuest(remote, unix.IPPROTO_TCP, segment).bytes()...))
+		_, err := f.Write(unmade(fromGuest(remote, unix.IPPROTO_TCP, tcp(at(guestIP, 1000), at(remote, 443), ack, string(make([]byte, payload)))), 16))
 		n.must(err)
 		b := make([]byte, 2048)
 		n.must(f.SetReadDeadline(time.Now().Add(wait)))
@@ -195,4 +204,68 @@ func TestUnmadeChecksum(t *testing.T) {
 	if c, err := n.Counters(id); err != nil || c[Reset].Packets != 3 {
 		t.Errorf("counted %v, %v", c, err)
 	}
+}
+
+// TestForwarded: what leaves the host by a device that makes no sums has them right, whoever was to make them.
+func TestForwarded(t *testing.T) {
+	n := newNetwork(t)
+	n.must(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
+	uplink, out := n.tap("up0")
+	n.must(netlink.RouteAdd(&netlink.Route{LinkIndex: out, Dst: &net.IPNet{IP: net.IP{1, 0, 0, 0}, Mask: net.CIDRMask(8, 32)}, Scope: netlink.SCOPE_LINK}))
+	n.must(netlink.NeighAdd(&netlink.Neigh{LinkIndex: out, State: netlink.NUD_PERMANENT, IP: remote.AsSlice(), HardwareAddr: gatewayMAC}))
+	n.must(netlink.RouteAdd(&netlink.Route{LinkIndex: n.gateway.Attrs().Index, Dst: &net.IPNet{IP: net.IP{10, 88, 0, 0}, Mask: net.CIDRMask(16, 32)}}))
+	f, ifindex := n.tapFlags("tap0", unix.IFF_VNET_HDR)
+	n.must(n.AttachTap(ifindex))
+	n.must(n.AttachGateway())
+	id, err := n.AddSandbox(unlimited(ifindex), n.rows(allow("1.0.0.0/8", "")))
+	n.must(err)
+
+	large := tcpFromGuest(remote, 1000, 443, ack)
+	large.l4 = tcp(at(guestIP, 1000), at(remote, 443), ack, string(bytes.Repeat([]byte("large "), 500)))
+	for _, tc := range []struct {
+		name     string
+		frame    frame
+		checksum int
+		packets  int
+	}{
+		{"TCP", tcpFromGuest(remote, 1000, 443, syn), 16, 1},
+		{"many segments", large, 16, 3},
+		{"UDP", udpFromGuest(remote, 1000, 443, "odd"), 6, 1},
+	} {
+		_, err := f.Write(unmade(tc.frame, tc.checksum))
+		n.must(err)
+		for range tc.packets {
+			p := guest{t, uplink}.get(func(p parsed) bool { return p.dst == remote })
+			if p.src != hostIP || p.proto != tc.frame.proto {
+				t.Errorf("%s: %+v", tc.name, p)
+			}
+		}
+	}
+	// And back, from a device that made them.
+	guest{t, uplink}.send(frame{from: gatewayMAC, to: macOf(t, out), src: remote, dst: hostIP, proto: unix.IPPROTO_TCP, l4: tcp(at(remote, 443), at(hostIP, 1000), syn|ack, "")}.bytes())
+	b := make([]byte, 2048)
+	n.must(f.SetReadDeadline(time.Now().Add(wait)))
+	got, err := f.Read(b)
+	n.must(err)
+	if p := parse(t, b[10:got]); p.src != remote || p.dst != guestIP {
+		t.Errorf("the answer: %+v", p)
+	}
+	// What nobody asked for doesn't get there.
+	before, err := n.Counters(id)
+	n.must(err)
+	guest{t, uplink}.send(frame{from: gatewayMAC, to: macOf(t, out), src: remote, dst: hostIP, proto: unix.IPPROTO_TCP, l4: tcp(at(remote, 443), at(hostIP, 1000), syn, "")}.bytes())
+	after, err := n.Counters(id)
+	n.must(err)
+	if after[NoFlow].Packets != before[NoFlow].Packets+1 || after[RX] != before[RX] {
+		t.Errorf("a neighbour's SYN: %v, then %v", before, after)
+	}
+}
+
+func macOf(t *testing.T, ifindex int) net.HardwareAddr {
+	t.Helper()
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Attrs().HardwareAddr
 }

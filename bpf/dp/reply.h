@@ -97,8 +97,7 @@ static __always_inline int answer_reset(struct __sk_buff *skb, const struct sand
 	copy_gateway_mac(macs + 6);
 
 	sum = bpf_csum_diff(0, 0, (__be32 *)&r.tcp, sizeof(r.tcp), 0);
-	// Minus zero to begin with. If the device is to make the sum, the helpers leave just the pseudo header's.
-	r.tcp.check = 0xffff;
+	// If the device is to make the sum, the helpers leave just the pseudo header's in the field, which is zero before.
 	err = bpf_skb_change_tail(skb, L4_OFF + sizeof(r.tcp), 0) ?:
 	      bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0) ?:
 	      bpf_skb_store_bytes(skb, IP_OFF, &r, sizeof(r), 0) ?:
