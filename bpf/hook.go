@@ -105,15 +105,23 @@ func (d *Datapath) attach(hooks ...hook) (err error) {
 	return nil
 }
 
-// attachOne attaches a hook's program. fresh: there was none.
+// attachOne attaches a hook's program, then detaches what is attached there the other way, which saw no frame any more or
+// sees none yet: links come before filters, and our programs let none get to the next. fresh: there was none.
 func (d *Datapath) attachOne(h hook) (fresh bool, err error) {
 	if !d.cfg.Clsact {
 		fresh, err = attachTCX(d.cfg.Dir, h, d.program(h.point))
+		if err == nil {
+			return fresh, detachFilter(d.cfg.Dir, h)
+		}
 		if !errors.Is(err, ebpf.ErrNotSupported) {
-			return fresh, err
+			return false, err
 		}
 	}
-	return attachFilter(d.cfg.Dir, h, d.program(h.point))
+	fresh, err = attachFilter(d.cfg.Dir, h, d.program(h.point))
+	if err != nil {
+		return false, err
+	}
+	return fresh, detachTCX(d.cfg.Dir, h)
 }
 
 func (d *Datapath) check(h hook) error {

@@ -287,6 +287,33 @@ func TestCheckFindsOthers(t *testing.T) {
 	})
 }
 
+// TestOtherWay: hooks that were attached one way and are the other way are so once, without a break.
+func TestOtherWay(t *testing.T) {
+	eachHook(t, func(t *testing.T, n *network) {
+		if !hasTCX(n) {
+			t.Skip("SKIPPED: this kernel has no TCX")
+		}
+		l := newLive(t, n)
+		l.roundTrip("one way")
+		l.must(l.Close())
+		n.cfg.Clsact = !n.cfg.Clsact
+		l.open()
+		l.must(l.AttachTap(l.tap))
+		l.must(l.AttachGateway())
+		l.must(l.check())
+		l.roundTrip("the other way")
+		for _, h := range []hook{{l.tap, tapIn}, {l.tap, tapOut}, {n.gateway.Attrs().Index, gwOut}} {
+			filter, err := firstFilter(h)
+			l.must(err)
+			link, err := firstTCX(h)
+			l.must(err)
+			if (filter != 0) != n.cfg.Clsact || (link != 0) == n.cfg.Clsact {
+				t.Errorf("%s has filter %d and link %d", h, filter, link)
+			}
+		}
+	})
+}
+
 // TestGoneTap: what is left of a tap that is gone doesn't keep another from its number, or the datapath from removal.
 func TestGoneTap(t *testing.T) {
 	eachHook(t, func(t *testing.T, n *network) {

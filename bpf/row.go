@@ -13,7 +13,8 @@ import (
 const genBits = 32
 
 // SetPolicy replaces a sandbox's policy in one step, for live flows from their next packet on; until then the old one holds,
-// whole. Without rows the sandbox has no policy and reaches nothing.
+// whole. Without rows the sandbox has no policy and reaches nothing. It takes some milliseconds more than until the policy
+// is in force, for what was there before to be deleted.
 func (d *Datapath) SetPolicy(id ID, rows []policy.Row) error {
 	e, err := d.lock(id)
 	if err != nil {
@@ -35,7 +36,8 @@ func (d *Datapath) SetPolicy(id ID, rows []policy.Row) error {
 	e.value.Gen = gen
 	e.retired = append(e.retired, e.rows...)
 	e.rows = keys
-	// What holds is set. A program that read the sandbox before needs the old rows until it ends.
+	// The policy is in force whatever becomes of the rest. A program that read the sandbox before needs the old rows until it
+	// ends; rows that can't be deleted are tried again with the next policy.
 	if err := waitPrograms(); err != nil {
 		return err
 	}
