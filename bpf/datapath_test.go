@@ -1,0 +1,130 @@
+package bpf
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/containerd/errdefs"
+)
+
+// TestRecover: who opens the datapath after a kill removes what was left half done.
+func TestRecover(t *testing.T) {
+	s := newSandboxed(t, nil, allow("1.0.0.0/8", ""))
+	s.expect(s.send(udpFromGuest(remote, 1, 1, "")), tcRedirect, TX)
+	rows := s.policyRows()
+	// A policy that was not set, and a sandbox that was closed, but not removed.
+	_, _, err := s.putRows(s.rows(allow("2.0.0.0/8", "")))
+	s.must(err)
+	_, tap1 := s.network.tap("tap1")
+	other := unlimited(tap1)
+	other.HostIP = hostIP.Next()
+	id1, err := s.AddSandbox(other, s.rows(allow("1.0.0.0/8", "")))
+	s.must(err)
+	s.expect(s.feed(s.objs.TapIn, id1, tap1, 0, 0, udpFromGuest(remote, 1, 1, "").bytes()), tcRedirect, TX)
+	s.must(s.put(id1, &dpSandbox{}))
+	s.must(s.Close())
+
+	s.open()
+	if got := s.policyRows(); got != rows {
+		t.Errorf("%d rows, not %d", got, rows)
+	}
+	if got := s.Sandboxes(); len(got) != 1 {
+		t.Errorf("sandboxes %v", got)
+	}
+	all := 0
+	s.must(s.walk(func(*dpFlowKey, *dpFlow) bool { all++; return false }))
+	if all != 1 {
+		t.Errorf("%d flows", all)
+	}
+	var id uint32
+	for _, m := range []*ebpf.Map{s.objs.Taps, s.objs.Addresses} {
+		if err := m.Lookup(map[*ebpf.Map]uint32{s.objs.Taps: uint32(tap1), s.objs.Addresses: ip4(other.HostIP)}[m], &id); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			t.Errorf("%s leads to %d, %v", m, id, err)
+		}
+	}
+	// No generation is given out twice.
+	old := s.serial
+	gen, err := s.next()
+	if err != nil || gen != old+1 || old < 4 {
+		t.Errorf("generation %d after %d, %v", gen, old, err)
+	}
+}
+
+// TestIncompatible: maps that these programs can't use are told of, with the way out, and others' directories are dropped
+// only when asked for.
+func TestIncompatible(t *testing.T) {
+	n := newNetwork(t)
+	n.must(n.Close())
+	dir := mapsDir(n.cfg.Dir)
+	n.must(os.Remove(filepath.Join(dir, dpMapFlows)))
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: dpMapFlows, Type: ebpf.Hash, KeySize: 8, ValueSize: 8, MaxEntries: 8})
+	n.must(err)
+	n.must(m.Pin(filepath.Join(dir, dpMapFlows)))
+	n.must(m.Close())
+	if _, err := Open(n.cfg); !errdefs.IsFailedPrecondition(err) {
+		t.Fatalf("opened with other maps: %v", err)
+	}
+	old := filepath.Join(n.cfg.Dir, "maps-v0")
+	n.must(os.Rename(dir, old))
+	n.open()
+	if _, err := os.Stat(old); err != nil {
+		t.Error(err)
+	}
+	n.must(n.DropOldLayouts())
+	if _, err := os.Stat(old); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("old maps are left: %v", err)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReaperEnds(t *testing.T) {
+	s := newSandboxed(t, nil, allow("1.0.0.0/8", ""))
+	s.expect(s.send(udpFromGuest(remote, 1, 1, "")), tcRedirect, TX)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		s.RunReaper(ctx, time.Millisecond, Timeouts{})
+		close(done)
+	}()
+	for end := time.Now().Add(wait); len(s.flows()) > 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if n := len(s.flows()); n != 0 {
+		t.Errorf("%d flows are left", n)
+	}
+	cancel()
+	select {
+	case <-done:
+	case <-time.After(wait):
+		t.Error("the reaper doesn't end")
+	}
+}
+
+func TestConfig(t *testing.T) {
+	good := Config{Dir: "/run/x", Gateway: Gateway{Ifindex: 1, IP: gatewayIP, MAC: gatewayMAC}, Marks: marks}
+	if err := good.validate(); err != nil {
+		t.Error(err)
+	}
+	for name, change := range map[string]func(*Config){
+		"relative directory": func(c *Config) { c.Dir = "x" },
+		"root":               func(c *Config) { c.Dir = "/" },
+		"no gateway":         func(c *Config) { c.Gateway = Gateway{} },
+		"mark 0":             func(c *Config) { c.Marks.Direct = 0 },
+		"equal marks":        func(c *Config) { c.Marks.Direct = c.Marks.Proxy },
+		"mark beyond mask":   func(c *Config) { c.Marks.Guest = 0x10000 },
+		"rate without burst": func(c *Config) { c.Events = Rate{PerSecond: 1} },
+	} {
+		c := good
+		change(&c)
+		if err := c.validate(); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
