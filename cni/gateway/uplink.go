@@ -1,0 +1,116 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	mdl "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// defaultMTU is Ethernet's, for a host without a default route.
+const defaultMTU = 1500
+
+// Limits of what the gateway device can have: IPv4's least (RFC 791 §3.2) and veth's most.
+const minMTU, maxMTU = 576, 65535
+
+// uplink is where packets to the internet leave.
+type uplink struct {
+	mtu     int
+	devices []string // none without a default route; several of a multipath one
+}
+
+// lookUplink finds the default route with the lowest metric; of a multipath one, the smallest MTU counts.
+func lookUplink(h *netlink.Handle) (uplink, error) {
+	up := uplink{mtu: defaultMTU}
+	routes, err := routes(h, unix.RT_TABLE_MAIN)
+	if err != nil {
+		return up, err
+	}
+	var best *netlink.Route
+	for i, r := range routes {
+		if isDefault(r.Dst) && r.Type == unix.RTN_UNICAST && (best == nil || r.Priority < best.Priority) {
+			best = &routes[i]
+		}
+	}
+	if best == nil {
+		return up, nil
+	}
+	indices := []int{best.LinkIndex}
+	if len(best.MultiPath) > 0 {
+		indices = nil
+		for _, hop := range best.MultiPath {
+			indices = append(indices, hop.LinkIndex)
+		}
+	}
+	mtu := maxMTU
+	for _, i := range indices {
+		l, err := h.LinkByIndex(i)
+		var gone netlink.LinkNotFoundError
+		if errors.As(err, &gone) {
+			continue // and its route with it
+		} else if err != nil {
+			return up, fmt.Errorf("look for the uplink: %w", err)
+		}
+		mtu = min(mtu, l.Attrs().MTU)
+		up.devices = append(up.devices, l.Attrs().Name)
+	}
+	if len(up.devices) > 0 {
+		up.mtu = max(mtu, minMTU)
+	}
+	return up, nil
+}
+
+// Watch keeps the gateway device's MTU at the uplink's until ctx ends, which is no error. changed, if not nil, is called
+// with each other MTU, by the same goroutine, for those who have devices of their own to keep at it. An error is a host that
+// can't be watched; what was set stays.
+func (g *Gateway) Watch(ctx context.Context, changed func(mtu int)) error {
+	c := g.events
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	last := g.MTU
+	for {
+		mtu, err := g.follow()
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+		if err == nil && mtu != last && changed != nil {
+			changed(mtu)
+		}
+		last = mtu
+		// Too much happened to be told of is something that happened.
+		if _, err := c.Receive(); ctx.Err() != nil {
+			return nil
+		} else if err != nil && !errors.Is(err, unix.ENOBUFS) {
+			return fmt.Errorf("watch the host's devices and routes: %w", err)
+		}
+	}
+}
+
+// follow sets the device's MTU to the uplink's. A device that isn't there is Check's to report.
+func (g *Gateway) follow() (int, error) {
+	up, err := lookUplink(g.h)
+	if err != nil {
+		return 0, err
+	}
+	l, err := find(g.h, g.network.Device)
+	if err != nil || !ours(l) {
+		return up.mtu, err
+	}
+	peer, err := find(g.h, peerOf(g.network.Device))
+	if err != nil || peer == nil {
+		return up.mtu, err
+	}
+	return up.mtu, setMTU(g.h, l, peer, up.mtu)
+}
+
+// subscribe asks for what happens to devices and IPv4 routes in the calling thread's namespace.
+func subscribe() (*mdl.Conn, error) {
+	c, err := mdl.Dial(unix.NETLINK_ROUTE, &mdl.Config{Groups: unix.RTMGRP_LINK | unix.RTMGRP_IPV4_ROUTE})
+	if err != nil {
+		return nil, fmt.Errorf("watch the host's devices and routes: %w", err)
+	}
+	return c, nil
+}
