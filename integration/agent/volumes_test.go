@@ -281,10 +281,13 @@ func TestVolumesRefused(t *testing.T) {
 		t.Cleanup(func() { _ = theirs.Close() })
 		return ours
 	}
-	dead := func() net.Conn {
-		c := idle()
-		_ = c.Close()
-		return c
+	dead := func() net.Conn { // since it was asked something; one that was never there has no stream
+		ours, theirs := net.Pipe()
+		go func() {
+			_, _ = theirs.Read(make([]byte, 1))
+			_ = theirs.Close()
+		}()
+		return ours
 	}
 	for name, tc := range map[string]struct {
 		prepare func()
