@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -119,10 +118,57 @@ func TestNoProxy(t *testing.T) {
 	}
 }
 
-// A packet that conntrack calls invalid isn't masqueraded; no address of the pool gets out by that.
-func TestInvalid(t *testing.T) {
+// Nothing that others send gets to a sandbox or to the gateway's address, whether or not it would be answered.
+func TestNothingComesIn(t *testing.T) {
 	h := newHost(t)
 	guest := h.guest(h.up(), "10.200.0.11")
+	h.marks(h.cfg.Network.Marks().Direct)
+	in(t, h.internet, func() {
+		must(t, netlink.RouteAdd(&netlink.Route{Dst: network("10.200.0.0/16"), Gw: net.ParseIP(uplinkIP)}))
+	})
+	for _, at := range []struct {
+		ns   netns.NsHandle
+		addr string
+	}{{guest, "10.200.0.11:9"}, {h.ns, h.cfg.Network.Gateway().String() + ":9"}} {
+		var c net.PacketConn
+		in(t, at.ns, func() {
+			var err error
+			c, err = net.ListenPacket("udp4", at.addr)
+			must(t, err)
+		})
+		defer c.Close()
+		for _, from := range []netns.NsHandle{h.internet, h.ns} {
+			in(t, from, func() {
+				s, err := net.Dial("udp4", at.addr)
+				must(t, err)
+				defer s.Close()
+				_, err = fmt.Fprint(s, from == h.ns)
+				must(t, err)
+			})
+		}
+		must(t, c.SetDeadline(time.Now().Add(wait)))
+		b := make([]byte, 100)
+		n, _, err := c.ReadFrom(b)
+		must(t, err)
+		if string(b[:n]) != "true" {
+			t.Errorf("%s gets what the internet sends", at.addr)
+		}
+	}
+}
+
+// A packet that conntrack calls invalid isn't masqueraded; no address of the pool gets out by that.
+func TestInvalid(t *testing.T) {
+	t.Run("all", func(t *testing.T) { testInvalid(t, func(*host) {}) })
+	// The rules without the kernel's own check.
+	t.Run("without rp_filter", func(t *testing.T) {
+		testInvalid(t, func(h *host) { must(t, setSysctl("ipv4/conf/"+h.cfg.Network.Device+"/rp_filter", "0")) })
+	})
+}
+
+func testInvalid(t *testing.T, weaken func(*host)) {
+	h := newHost(t)
+	guest := h.guest(h.up(), "10.200.0.11")
+	weaken(h)
 	h.marks(h.cfg.Network.Marks().Direct)
 	var capture int
 	in(t, h.internet, func() {
@@ -209,6 +255,13 @@ func TestOthersGoOn(t *testing.T) {
 	theirs("after new rules")
 	h.down()
 	theirs("down")
+	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+	must(t, err)
+	for _, f := range flows {
+		if ofPool(h.cfg.Network).MatchConntrackFlow(f) {
+			t.Errorf("a connection is left: %s", f)
+		}
+	}
 	if got := echo(stranger); got == nil {
 		t.Error("no new connection")
 	}
@@ -235,101 +288,4 @@ func TestOnlyOurs(t *testing.T) {
 	if f := h.found(Hint); len(f) != 1 || !strings.Contains(f[0].Remedy, "cube down --purge") {
 		t.Errorf("found %+v", f)
 	}
-}
-
-// inside runs f in the host's namespace on a thread of a subtest's own.
-func (h *host) inside(t *testing.T, f func()) {
-	t.Helper()
-	parent := h.t
-	h.t = t
-	defer func() { h.t = parent }()
-	lockIn(t, h.ns)
-	f()
-}
-
-// echoServer returns a function that connects to it from a namespace and returns one that exchanges a word.
-func echoServer(t *testing.T, ns netns.NsHandle, addr string) func(netns.NsHandle) func(string) {
-	t.Helper()
-	in(t, ns, func() {
-		var lc net.ListenConfig
-		l, err := lc.Listen(context.Background(), "tcp4", addr)
-		must(t, err)
-		t.Cleanup(func() { _ = l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					b := make([]byte, 1500)
-					for {
-						n, err := c.Read(b)
-						if err != nil {
-							return
-						}
-						_, _ = c.Write(b[:n])
-					}
-				}()
-			}
-		}()
-	})
-	return func(from netns.NsHandle) (exchange func(string)) {
-		t.Helper()
-		in(t, from, func() {
-			c, err := net.DialTimeout("tcp4", addr, wait)
-			must(t, err)
-			t.Cleanup(func() { _ = c.Close() })
-			exchange = func(word string) {
-				t.Helper()
-				must(t, c.SetDeadline(time.Now().Add(wait)))
-				_, err := c.Write([]byte(word))
-				must(t, err)
-				b := make([]byte, 1500)
-				n, err := c.Read(b)
-				must(t, err)
-				if string(b[:n]) != word {
-					t.Errorf("said %q, heard %q", word, b[:n])
-				}
-			}
-		})
-		return exchange
-	}
-}
-
-func header(source, target net.IP, protocol byte, length int) []byte {
-	b := make([]byte, 20)
-	b[0], b[8], b[9] = 0x45, 64, protocol
-	binary.BigEndian.PutUint16(b[2:], uint16(20+length))
-	copy(b[ipSource:], source.To4())
-	copy(b[ipTarget:], target.To4())
-	return b // the kernel sums it
-}
-
-// datagram is UDP to a port; a checksum of 0 is none.
-func datagram(source, target net.IP, port, sum uint16) []byte {
-	b := binary.BigEndian.AppendUint16(header(source, target, unix.IPPROTO_UDP, 8), 4000)
-	b = binary.BigEndian.AppendUint16(b, port)
-	b = binary.BigEndian.AppendUint16(b, 8)
-	return binary.BigEndian.AppendUint16(b, sum)
-}
-
-// segment is TCP from and to some port.
-func segment(source, target net.IP, flags byte) []byte {
-	tcp := make([]byte, 20)
-	binary.BigEndian.PutUint16(tcp, 4000)
-	binary.BigEndian.PutUint16(tcp[2:], 80)
-	tcp[12], tcp[13] = 5<<4, flags
-	sum := uint32(unix.IPPROTO_TCP) + uint32(len(tcp))
-	for _, part := range [][]byte{source.To4(), target.To4(), tcp} {
-		for i := 0; i < len(part); i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(part[i:]))
-		}
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	binary.BigEndian.PutUint16(tcp[16:], ^uint16(sum))
-	return append(header(source, target, unix.IPPROTO_TCP, len(tcp)), tcp...)
 }

@@ -3,15 +3,11 @@ package gateway
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"runtime"
-	"sort"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -226,143 +222,6 @@ func address4(t *testing.T, dev, addr string) {
 		must(t, netlink.AddrAdd(l, a))
 	}
 	must(t, netlink.LinkSetUp(l))
-}
-
-// snapshot is everything of the network that Down has to leave as it was.
-func snapshot(t *testing.T) []string {
-	t.Helper()
-	var out []string
-	for _, request := range []int{unix.NFT_MSG_GETTABLE, unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETSET, unix.NFT_MSG_GETRULE} {
-		messages, err := dump(unix.NFPROTO_UNSPEC, request)
-		must(t, err)
-		for _, m := range messages {
-			family, _, err := attributes(m)
-			must(t, err)
-			out = append(out, fmt.Sprintf("nftables %d %d %x", request, family, m.Data[4:]))
-		}
-	}
-	links, err := netlink.LinkList()
-	must(t, err)
-	for _, l := range links {
-		a := l.Attrs()
-		out = append(out, fmt.Sprint("device ", a.Index, a.Name, a.Flags&^net.FlagRunning, a.MTU, a.HardwareAddr, a.Alias))
-	}
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	must(t, err)
-	for _, a := range addrs {
-		out = append(out, fmt.Sprint("address ", a))
-	}
-	all, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-	must(t, err)
-	for _, r := range all {
-		out = append(out, fmt.Sprint("route ", r))
-	}
-	list, err := netlink.RuleList(netlink.FAMILY_ALL)
-	must(t, err)
-	for _, r := range list {
-		out = append(out, fmt.Sprint("rule ", r))
-	}
-	must(t, filepath.WalkDir(sysctls, func(path string, d fs.DirEntry, err error) error {
-		// Counts, and what is random.
-		if err != nil || d.IsDir() || strings.HasSuffix(path, "_count") || strings.Contains(path, "key") || strings.Contains(path, "stable_secret") {
-			return nil
-		}
-		b, err := os.ReadFile(path)
-		if err == nil {
-			out = append(out, path+" "+string(b))
-		}
-		return nil
-	}))
-	sort.Strings(out)
-	return out
-}
-
-// same fails the test for each difference.
-func same(t *testing.T, before, after []string) {
-	t.Helper()
-	count := map[string]int{}
-	for _, s := range before {
-		count[s]++
-	}
-	for _, s := range after {
-		count[s]--
-	}
-	for s, n := range count {
-		switch {
-		case n > 0:
-			t.Errorf("gone: %s", s)
-		case n < 0:
-			t.Errorf("left: %s", s)
-		}
-	}
-}
-
-// listen accepts connections to an address in a namespace and says hello, to whom and to which address.
-func listen(t *testing.T, ns netns.NsHandle, addr, hello string, options ...int) {
-	t.Helper()
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		control := c.Control(func(fd uintptr) {
-			for _, o := range options {
-				err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_IP, o, 1))
-			}
-		})
-		return errors.Join(err, control)
-	}}
-	in(t, ns, func() {
-		l, err := lc.Listen(t.Context(), "tcp4", addr)
-		must(t, err)
-		t.Cleanup(func() { _ = l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				_, _ = fmt.Fprintf(c, "%s %s at %s", hello, c.RemoteAddr().(*net.TCPAddr).IP, c.LocalAddr())
-				_ = c.Close()
-			}
-		}()
-	})
-}
-
-// listenUDP is listen for packets.
-func listenUDP(t *testing.T, ns netns.NsHandle, addr, hello string) {
-	t.Helper()
-	in(t, ns, func() {
-		c, err := net.ListenPacket("udp4", addr)
-		must(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		go func() {
-			b := make([]byte, 1500)
-			for {
-				_, from, err := c.ReadFrom(b)
-				if err != nil {
-					return
-				}
-				_, _ = c.WriteTo(fmt.Appendf(nil, "%s %s at %s", hello, from.(*net.UDPAddr).IP, addr), from)
-			}
-		}()
-	})
-}
-
-// say connects from a namespace and returns what is said there, "" for nothing within the timeout.
-func say(t *testing.T, ns netns.NsHandle, network, addr string, timeout time.Duration) (answer string) {
-	t.Helper()
-	in(t, ns, func() {
-		c, err := net.DialTimeout(network, addr, timeout)
-		if err != nil {
-			return
-		}
-		defer c.Close()
-		must(t, c.SetDeadline(time.Now().Add(timeout)))
-		if network == "udp4" {
-			_, _ = c.Write([]byte("hello"))
-		}
-		b := make([]byte, 1500)
-		n, _ := c.Read(b)
-		answer = string(b[:n])
-	})
-	return answer
 }
 
 func must(t *testing.T, err error) {
