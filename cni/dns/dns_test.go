@@ -1,7 +1,9 @@
 package dns
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -89,6 +91,19 @@ func TestStrangers(t *testing.T) {
 	if got := s.Stats(); got.Strangers != 4 || got.Queries != 0 {
 		t.Errorf("%+v", got)
 	}
+}
+
+// A server whose context has ended already serves nothing and fails with nothing.
+func TestEndedBefore(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	s, err := New(t.Context(), Config{
+		Listen: netip.AddrPortFrom(gateway, 0), Clients: pool, ResolvConf: file, Log: slog.New(slog.DiscardHandler),
+		Timeout: func(d time.Duration) time.Duration { return d },
+	})
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	must(t, s.Serve(ctx))
 }
 
 // What doesn't fit is cut, and whole by TCP, to sandboxes and from name servers.

@@ -82,8 +82,14 @@ func (s *Server) Addr() netip.AddrPort { return s.udp.PacketConn.LocalAddr().(*n
 // Serve answers until ctx ends, which is no error, and what is in flight is answered. To be called once.
 func (s *Server) Serve(ctx context.Context) error {
 	g, serving := errgroup.WithContext(ctx)
-	g.Go(s.udp.ActivateAndServe)
-	g.Go(s.tcp.ActivateAndServe)
+	for _, d := range []*dns.Server{s.udp, s.tcp} {
+		g.Go(func() error {
+			if err := d.ActivateAndServe(); serving.Err() == nil {
+				return err
+			}
+			return nil // stopped, or before it has begun
+		})
+	}
 	if s.watch != nil {
 		g.Go(func() error { return s.watch.run(serving) })
 	}

@@ -69,7 +69,7 @@ func (w *watch) run(ctx context.Context) error {
 			w.log.Warn("changes of the host's name servers may have been missed", "file", w.file, "error", err)
 		}
 		if err := w.update(); err != nil {
-			return err
+			w.log.Warn("the host's name servers can't be followed before they change again", "error", err)
 		}
 	}
 }
