@@ -16,11 +16,11 @@ const maxReasons = 64
 // Counters returns what was counted for a sandbox, or, of id 0, for frames of no sandbox.
 func (d *Datapath) Counters(id ID) (Counters, error) {
 	if id != 0 {
-		e, err := d.lock(id)
+		_, unlock, err := d.lock(id)
 		if err != nil {
 			return nil, err
 		}
-		defer e.mu.Unlock()
+		defer unlock()
 	}
 	return d.counters(id)
 }

@@ -111,11 +111,11 @@ func (d *Datapath) Flows(id ID) ([]Flow, error) {
 // DeleteFlows forgets those of a sandbox's flows that match; errdefs.ErrNotFound if there is no such sandbox. What still
 // comes for them is judged as if it were the first.
 func (d *Datapath) DeleteFlows(id ID, match func(FlowKey) bool) error {
-	e, err := d.lock(id)
+	_, unlock, err := d.lock(id)
 	if err != nil {
 		return err
 	}
-	defer e.mu.Unlock()
+	defer unlock()
 	return d.deleteFlows(id, match)
 }
 
@@ -154,10 +154,15 @@ func (d *Datapath) walk(see func(*dpFlowKey, *dpFlow) bool) error {
 				doomed = append(doomed, keys[i])
 			}
 		}
-		if len(doomed) > 0 {
-			if _, err := d.objs.Flows.BatchDelete(doomed, nil); err != nil {
+		for len(doomed) > 0 {
+			n, err := d.objs.Flows.BatchDelete(doomed, nil)
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return fmt.Errorf("delete flows: %w", err)
 			}
+			doomed = doomed[n+1:] // another process was there first
 		}
 		if last {
 			return nil

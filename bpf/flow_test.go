@@ -28,7 +28,7 @@ func newSandboxed(t *testing.T, change func(*Sandbox), rules ...policy.Rule) *sa
 	if change != nil {
 		change(&s)
 	}
-	id, err := n.AddSandbox(s, n.rows(rules...))
+	id, err := n.add(s, n.rows(rules...))
 	n.must(err)
 	return &sandboxed{network: n, id: id, tap: tap}
 }
@@ -319,7 +319,7 @@ func TestSandboxes(t *testing.T) {
 	same := unlimited(s.tap)
 	same.HostIP = hostIP.Next()
 	for name, sb := range map[string]Sandbox{"tap": same, "address": unlimited(tap1)} {
-		if _, err := s.AddSandbox(sb, nil); !errdefs.IsAlreadyExists(err) {
+		if _, err := s.add(sb, nil); !errdefs.IsAlreadyExists(err) {
 			t.Errorf("two with one %s: %v", name, err)
 		}
 	}
@@ -334,7 +334,7 @@ func TestSandboxes(t *testing.T) {
 		sb := unlimited(tap1)
 		sb.HostIP = hostIP.Next()
 		change(&sb)
-		if _, err := s.AddSandbox(sb, nil); !errdefs.IsInvalidArgument(err) {
+		if _, err := s.add(sb, nil); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -342,7 +342,7 @@ func TestSandboxes(t *testing.T) {
 	// Two with the same address and MAC, each with its own policy.
 	other := unlimited(tap1)
 	other.HostIP = hostIP.Next()
-	id1, err := s.AddSandbox(other, s.rows(allow("2.0.0.0/8", "")))
+	id1, err := s.add(other, s.rows(allow("2.0.0.0/8", "")))
 	s.must(err)
 	s.expect(s.send(udpFromGuest(remote, 1, 1, "")), tcRedirect, TX)
 	r := s.feed(s.objs.TapIn, id1, tap1, 0, 0, udpFromGuest(remote, 1, 1, "").bytes())
@@ -362,7 +362,7 @@ func TestSandboxes(t *testing.T) {
 	}
 	s.expect(s.feed(s.objs.TapIn, 0, s.tap, 0, 0, udpFromGuest(remote, 1, 1, "").bytes()), tcShot, NoSandbox)
 	s.expect(s.feed(s.objs.GwOut, 0, s.gateway.Attrs().Index, 7, 0, udpToHost(remote, 1, 1).bytes()), tcShot, NoSandbox)
-	again, err := s.AddSandbox(unlimited(s.tap), s.rows(allow("2.0.0.0/8", "")))
+	again, err := s.add(unlimited(s.tap), s.rows(allow("2.0.0.0/8", "")))
 	if err != nil || again != s.id {
 		t.Fatalf("added again: %d, %v", again, err)
 	}
@@ -375,7 +375,7 @@ func TestSandboxes(t *testing.T) {
 	s.expect(s.receive(udpToHost(remote, 1, 1)), tcShot, NoFlow)
 	s.expect(s.send(udpFromGuest(remote, 1, 1, "")), tcShot, Policy)
 	want := fmt.Sprint(map[int]ID{s.tap: again, tap1: id1})
-	if got := fmt.Sprint(s.Sandboxes()); got != want {
+	if got := fmt.Sprint(s.sandboxes()); got != want {
 		t.Errorf("sandboxes %s, not %s", got, want)
 	}
 }

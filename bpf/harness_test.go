@@ -150,7 +150,16 @@ func (n *network) tapFlags(name string, flags uint16) (*os.File, int) {
 }
 
 func unlimited(ifindex int) Sandbox {
-	return Sandbox{Ifindex: ifindex, GuestIP: guestIP, GuestMAC: guestMAC, HostIP: hostIP, Settings: Settings{MaxFlows: 100}}
+	return Sandbox{ID: ID(ifindex), Ifindex: ifindex, GuestIP: guestIP, GuestMAC: guestMAC, HostIP: hostIP, Settings: Settings{MaxFlows: 100}}
+}
+
+func (n *network) add(s Sandbox, rows []policy.Row) (ID, error) { return s.ID, n.AddSandbox(s, rows) }
+
+func (n *network) sandboxes() map[int]ID {
+	n.t.Helper()
+	all, err := n.Sandboxes()
+	n.must(err)
+	return all
 }
 
 // rows compiles a policy in which the rules are all that is allowed.

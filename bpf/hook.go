@@ -38,14 +38,14 @@ func (h hook) pin(dir string) string {
 	return filepath.Join(dir, strconv.Itoa(h.ifindex)+"-"+h.point.name)
 }
 
-func (d *Datapath) program(p point) *ebpf.Program {
+func (d *Datapath) program(p point) **ebpf.Program {
 	switch p {
 	case tapIn:
-		return d.objs.TapIn
+		return &d.objs.TapIn
 	case tapOut:
-		return d.objs.TapOut
+		return &d.objs.TapOut
 	}
-	return d.objs.GwOut
+	return &d.objs.GwOut
 }
 
 // AttachTap brings this process's programs to a tap. If it has others of the datapath, they are replaced in one step: no
@@ -108,7 +108,7 @@ func (d *Datapath) attach(hooks ...hook) (err error) {
 // sees none yet: links come before filters, and our programs let none get to the next. fresh: there was none.
 func (d *Datapath) attachOne(h hook) (fresh bool, err error) {
 	if !d.cfg.Clsact {
-		fresh, err = attachTCX(d.cfg.Dir, h, d.program(h.point))
+		fresh, err = attachTCX(d.cfg.Dir, h, *d.program(h.point))
 		if err == nil {
 			return fresh, detachFilter(d.cfg.Dir, h)
 		}
@@ -116,7 +116,7 @@ func (d *Datapath) attachOne(h hook) (fresh bool, err error) {
 			return false, err
 		}
 	}
-	fresh, err = attachFilter(d.cfg.Dir, h, d.program(h.point))
+	fresh, err = attachFilter(d.cfg.Dir, h, *d.program(h.point))
 	if err != nil {
 		return false, err
 	}
@@ -124,7 +124,7 @@ func (d *Datapath) attachOne(h hook) (fresh bool, err error) {
 }
 
 func (d *Datapath) check(h hook) error {
-	info, err := d.program(h.point).Info()
+	info, err := (*d.program(h.point)).Info()
 	if err != nil {
 		return fmt.Errorf("ask for program %s: %w", h.point.name, err)
 	}

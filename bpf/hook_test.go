@@ -97,7 +97,7 @@ func newLive(t *testing.T, n *network) *live {
 	n.must(n.AttachTap(ifindex))
 	rows, err := policy.Compile(policy.Policy{Rules: []policy.Rule{allow("192.0.2.1", "")}}, policy.Guard{Openings: []policy.Opening{{To: "192.0.2.1"}}})
 	n.must(err)
-	l.id, err = n.AddSandbox(unlimited(ifindex), rows)
+	l.id, err = n.add(unlimited(ifindex), rows)
 	n.must(err)
 	return l
 }
@@ -169,7 +169,7 @@ func TestTraffic(t *testing.T) {
 
 		// Another process takes over. Until it attaches its programs, it sees others there.
 		l.open()
-		if got := l.Sandboxes(); len(got) != 1 || got[l.tap] != l.id {
+		if got := l.sandboxes(); len(got) != 1 || got[l.tap] != l.id {
 			t.Errorf("taken over: %v", got)
 		}
 		if err := l.check(); err == nil {

@@ -19,6 +19,9 @@ func mapsDir(dir string) string    { return filepath.Join(dir, "maps-"+layout) }
 func linksDir(dir string) string   { return filepath.Join(dir, "links") }
 func filtersDir(dir string) string { return filepath.Join(dir, "filters") }
 
+// pinned is where a map is, or a program beside the maps that it uses.
+func pinned(dir, name string) string { return filepath.Join(mapsDir(dir), name) }
+
 // mount mounts the BPF file system at dir, unless it is there already.
 func mount(dir string) (undo func() error, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {

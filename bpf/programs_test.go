@@ -45,7 +45,7 @@ func put(offset int, b ...byte) func([]byte) []byte {
 func TestFromGuest(t *testing.T) {
 	n := newNetwork(t)
 	_, tap := n.tap("tap0")
-	id, err := n.AddSandbox(unlimited(tap), n.rows(allow("1.0.0.0/8", ""), allow("10.0.0.0/8", "")))
+	id, err := n.add(unlimited(tap), n.rows(allow("1.0.0.0/8", ""), allow("10.0.0.0/8", "")))
 	n.must(err)
 
 	good := udpFromGuest(remote, 1000, 2000, "0123456789012345678901234567890123456789")
@@ -128,7 +128,7 @@ func TestPasses(t *testing.T) {
 	_, tap := n.tap("tap0")
 	s := unlimited(tap)
 	s.Resolver = true
-	id, err := n.AddSandbox(s, n.rows(allow("1.0.0.0/8", ""), policy.Rule{Action: policy.Proxy, To: "3.0.0.0/8", Ports: []string{"443"}, Protocol: "tcp"}))
+	id, err := n.add(s, n.rows(allow("1.0.0.0/8", ""), policy.Rule{Action: policy.Proxy, To: "3.0.0.0/8", Ports: []string{"443"}, Protocol: "tcp"}))
 	n.must(err)
 	proxied := netip.MustParseAddr("3.3.3.3")
 	for _, tc := range []struct {
@@ -171,7 +171,7 @@ func TestPasses(t *testing.T) {
 func TestARP(t *testing.T) {
 	n := newNetwork(t)
 	_, tap := n.tap("tap0")
-	id, err := n.AddSandbox(unlimited(tap), nil)
+	id, err := n.add(unlimited(tap), nil)
 	n.must(err)
 	request := func(op uint8, senderMAC net.HardwareAddr, sender, target netip.Addr) []byte {
 		b := append(append(bytes.Repeat([]byte{0xff}, 6), guestMAC...), 8, 6, 0, 1, 8, 0, 6, 4, 0, op)
@@ -211,7 +211,7 @@ func TestARP(t *testing.T) {
 func TestReset(t *testing.T) {
 	n := newNetwork(t)
 	_, tap := n.tap("tap0")
-	id, err := n.AddSandbox(unlimited(tap), nil)
+	id, err := n.add(unlimited(tap), nil)
 	n.must(err)
 	for _, tc := range []struct {
 		name     string

@@ -3,6 +3,7 @@ package bpf
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -26,6 +27,9 @@ func (d *Datapath) RunReaper(ctx context.Context, interval time.Duration, t Time
 	}
 }
 
+// owner is a sandbox in its time.
+type owner struct{ id, epoch uint32 }
+
 // Reap forgets the flows that have been idle for too long and returns how many those were.
 //
 // Who was killed between deleting flows and giving them back to the quota has left it too small. So the flows are counted
@@ -37,56 +41,51 @@ func (d *Datapath) Reap(t Timeouts) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	live, gone := map[ID]uint32{}, map[ID]uint32{}
+	live, gone := map[owner]uint32{}, map[owner]uint32{}
 	now, reaped := monotonic(), 0
 	err = d.walk(func(k *dpFlowKey, v *dpFlow) bool {
 		f := flowOf(k, v, now)
+		o := owner{k.Id, k.Epoch}
 		if f.Idle <= t.limit(f) {
-			live[ID(k.Id)]++
+			live[o]++
 			return false
 		}
-		gone[ID(k.Id)]++
+		gone[o]++
 		reaped++
 		return true
 	})
-	errs := []error{err}
-	for id, n := range gone {
-		errs = append(errs, d.addClosed(id, n))
+	// The rest is of no use to who came after a sandbox that has been removed since.
+	after, afterErr := d.opened()
+	errs := []error{err, afterErr}
+	for o, n := range gone {
+		if _, ok := after[o]; ok {
+			errs = append(errs, d.addClosed(ID(o.id), n))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return reaped, err
 	}
-	after, err := d.opened()
-	if err != nil {
-		return reaped, err
-	}
-	for id, n := range after {
-		if was, ok := before[id]; ok && was == n {
-			errs = append(errs, d.setClosed(id, n-live[id]))
+	for o, n := range after {
+		if was, ok := before[o]; ok && was == n {
+			errs = append(errs, d.setClosed(ID(o.id), n-live[o]))
 		}
 	}
 	return reaped, errors.Join(errs...)
 }
 
 // opened returns how many flows each sandbox has opened.
-func (d *Datapath) opened() (map[ID]uint32, error) {
-	opened := map[ID]uint32{}
-	for _, id := range d.ids() {
+func (d *Datapath) opened() (map[owner]uint32, error) {
+	sandboxes, err := d.all()
+	if err != nil {
+		return nil, err
+	}
+	opened := map[owner]uint32{}
+	for id, v := range sandboxes {
 		var m dpMeter
 		if err := d.objs.Meters.LookupWithFlags(uint32(id), &m, ebpf.LookupLock); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("read meter %d: %w", id, err)
 		}
-		opened[id] = m.Opened
+		opened[owner{uint32(id), v.Epoch}] = m.Opened
 	}
 	return opened, nil
-}
-
-func (d *Datapath) ids() []ID {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	ids := make([]ID, 0, len(d.sandboxes))
-	for id := range d.sandboxes {
-		ids = append(ids, id)
-	}
-	return ids
 }

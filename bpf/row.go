@@ -3,6 +3,8 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -16,36 +18,31 @@ const genBits = 32
 // whole. Without rows the sandbox has no policy and reaches nothing. It takes some milliseconds more than until the policy
 // is in force, for what was there before to be deleted.
 func (d *Datapath) SetPolicy(id ID, rows []policy.Row) error {
-	e, err := d.lock(id)
+	value, unlock, err := d.lock(id)
 	if err != nil {
 		return err
 	}
-	defer e.mu.Unlock()
-	var gen uint32
+	defer unlock()
+	old, err := d.rowsOf(value.Gen)
+	if err != nil {
+		return err
+	}
 	var keys []dpPolicyKey
+	value.Gen = 0
 	if len(rows) > 0 {
-		if gen, keys, err = d.putRows(rows); err != nil {
+		if value.Gen, keys, err = d.putRows(rows); err != nil {
 			return err
 		}
 	}
-	changed := e.value
-	changed.Gen = gen
-	if err := d.put(id, &changed); err != nil {
+	if err := d.put(id, &value); err != nil {
 		return errors.Join(err, d.deleteRows(keys))
 	}
-	e.value.Gen = gen
-	e.retired = append(e.retired, e.rows...)
-	e.rows = keys
 	// The policy is in force whatever becomes of the rest. A program that read the sandbox before needs the old rows until it
-	// ends; rows that can't be deleted are tried again with the next policy.
+	// ends; rows that can't be deleted go when the datapath is opened again.
 	if err := waitPrograms(); err != nil {
 		return err
 	}
-	if err := d.deleteRows(e.retired); err != nil {
-		return err
-	}
-	e.retired = nil
-	return nil
+	return d.deleteRows(old)
 }
 
 // putRows writes a policy under a generation of its own, all of it or nothing.
@@ -53,9 +50,10 @@ func (d *Datapath) putRows(rows []policy.Row) (gen uint32, keys []dpPolicyKey, e
 	if gen, err = d.next(); err != nil {
 		return 0, nil, err
 	}
+	rows = withLowest(rows)
 	keys = make([]dpPolicyKey, 0, len(rows))
 	for _, r := range rows {
-		key := dpPolicyKey{Prefixlen: genBits + uint32(r.Prefix.Bits()), Gen: gen, Ip: ip4(r.Prefix.Addr())}
+		key := rowKey(gen, r.Prefix)
 		value := verdict(r.Verdict)
 		if err := d.objs.Policy.Put(&key, &value); err != nil {
 			return 0, nil, errors.Join(fmt.Errorf("set the policy's row for %v: %w", r.Prefix, err), d.deleteRows(keys))
@@ -63,6 +61,49 @@ func (d *Datapath) putRows(rows []policy.Row) (gen uint32, keys []dpPolicyKey, e
 		keys = append(keys, key)
 	}
 	return gen, keys, nil
+}
+
+// lowest is the address that a policy always has a row of its own for. In the order of the trie, children before their
+// parents and those with a 0 first, it is the first row of its generation, and the generation's rows come one after the other.
+var lowest = netip.PrefixFrom(netip.IPv4Unspecified(), 32)
+
+// withLowest adds that row, with what is said of the address anyway.
+func withLowest(rows []policy.Row) []policy.Row {
+	best := policy.Row{Prefix: netip.PrefixFrom(lowest.Addr(), 0)}
+	for _, r := range rows {
+		if r.Prefix.Contains(lowest.Addr()) && r.Prefix.Bits() >= best.Prefix.Bits() {
+			best = r
+		}
+	}
+	if best.Prefix == lowest {
+		return rows
+	}
+	return append(slices.Clip(rows), policy.Row{Prefix: lowest, Verdict: best.Verdict})
+}
+
+// rowsOf lists the rows of a generation.
+func (d *Datapath) rowsOf(gen uint32) ([]dpPolicyKey, error) {
+	if gen == 0 {
+		return nil, nil
+	}
+	key := rowKey(gen, lowest)
+	keys := []dpPolicyKey{key}
+	for {
+		var next dpPolicyKey
+		err := d.objs.Policy.NextKey(&key, &next)
+		if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && next.Gen != gen {
+			return keys, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list the rows of generation %d: %w", gen, err)
+		}
+		keys = append(keys, next)
+		key = next
+	}
+}
+
+func rowKey(gen uint32, p netip.Prefix) dpPolicyKey {
+	return dpPolicyKey{Prefixlen: genBits + uint32(p.Bits()), Gen: gen, Ip: ip4(p.Addr())}
 }
 
 func (d *Datapath) deleteRows(keys []dpPolicyKey) error {

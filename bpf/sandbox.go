@@ -1,21 +1,24 @@
 package bpf
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/internal/flock"
 	"github.com/cubesandbox/cube/internal/undo"
 )
 
-// ID names a sandbox of the datapath while it is there; later it may name another one. 0 names none.
+// ID names a sandbox of the datapath while it is there; later it may name another one. Who adds sandboxes gives them out, 1
+// to MaxSandboxes. 0 names none.
 type ID uint32
 
 // MaxSandboxes is how many there can be at a time.
@@ -23,6 +26,7 @@ const MaxSandboxes = 4096 - 1
 
 // Sandbox is what belongs to a tap.
 type Sandbox struct {
+	ID       ID
 	Ifindex  int
 	GuestIP  netip.Addr // any number of sandboxes may have the same
 	GuestMAC net.HardwareAddr
@@ -42,17 +46,10 @@ type Settings struct {
 	TX, RX Rate
 }
 
-// entry is a sandbox in the table. Its tap and address don't change, the rest is mu's. rows are those of its generation,
-// retired those of generations before.
-type entry struct {
-	mu      sync.Mutex
-	removed bool
-	value   dpSandbox
-	rows    []dpPolicyKey
-	retired []dpPolicyKey
-}
-
 func (s Sandbox) validate() error {
+	if s.ID < 1 || s.ID > MaxSandboxes {
+		return fmt.Errorf("sandbox %d: ids are 1 to %d: %w", s.ID, MaxSandboxes, errdefs.ErrInvalidArgument)
+	}
 	if s.Ifindex <= 0 || !s.GuestIP.Is4() || !s.HostIP.Is4() || !validMAC(s.GuestMAC) {
 		return fmt.Errorf("sandbox with tap %d, addresses %v and %v, MAC %v: it takes a device, two IPv4 and a unicast MAC address: %w", s.Ifindex, s.GuestIP, s.HostIP, s.GuestMAC, errdefs.ErrInvalidArgument)
 	}
@@ -84,51 +81,55 @@ func (s Settings) put(to *dpSandbox) {
 const sandboxResolver = 1
 
 // AddSandbox opens a tap for a sandbox, with a policy or, without rows, none. Counters begin at 0, and nothing of the tap's
-// or the id's former owner is left. errdefs.ErrAlreadyExists if a sandbox has the tap or the host's address,
-// errdefs.ErrResourceExhausted if there are too many.
-func (d *Datapath) AddSandbox(s Sandbox, rows []policy.Row) (ID, error) {
+// or the id's former owner is left. errdefs.ErrAlreadyExists if a sandbox has the id, the tap or the host's address.
+func (d *Datapath) AddSandbox(s Sandbox, rows []policy.Row) (err error) {
 	if err := s.validate(); err != nil {
-		return 0, err
-	}
-	id, e, err := d.reserve(s)
-	if err != nil {
-		return 0, err
-	}
-	defer e.mu.Unlock()
-	if err := d.openSandbox(id, e, rows); err != nil {
-		e.removed = true
-		d.release(id)
-		return 0, err
-	}
-	return id, nil
-}
-
-func (d *Datapath) openSandbox(id ID, e *entry, rows []policy.Row) (err error) {
-	var u undo.Stack
-	defer u.Run(&err)
-	if err := d.reset(id); err != nil {
 		return err
 	}
-	if e.value.Epoch, err = d.next(); err != nil {
+	d.turns[s.ID].Lock()
+	defer d.turns[s.ID].Unlock()
+	if have, err := d.get(s.ID); err != nil {
+		return err
+	} else if have.Ifindex != 0 {
+		return fmt.Errorf("sandbox %d is there: %w", s.ID, errdefs.ErrAlreadyExists)
+	}
+	value := dpSandbox{
+		Ifindex: uint32(s.Ifindex), Id: uint32(s.ID), GuestIp: ip4(s.GuestIP), HostIp: ip4(s.HostIP), GuestMac: [6]byte(s.GuestMAC),
+	}
+	s.put(&value)
+	var u undo.Stack
+	defer u.Run(&err)
+	if err := d.reset(s.ID); err != nil {
+		return err
+	}
+	if value.Epoch, err = d.next(); err != nil {
 		return err
 	}
 	if len(rows) > 0 {
-		if e.value.Gen, e.rows, err = d.putRows(rows); err != nil {
+		var keys []dpPolicyKey
+		if value.Gen, keys, err = d.putRows(rows); err != nil {
 			return err
 		}
-		u.Push(func() error { return d.deleteRows(e.rows) })
+		u.Push(func() error { return d.deleteRows(keys) })
 	}
-	u.Push(func() error { return d.closeSandbox(id, e) })
-	if err := d.put(id, &e.value); err != nil {
-		return err
+	if err := lead(d.objs.Addresses, value.HostIp, s.ID); err != nil {
+		return fmt.Errorf("set address %v of sandbox %d: %w", s.HostIP, s.ID, err)
 	}
-	if err := d.objs.Addresses.Put(e.value.HostIp, uint32(id)); err != nil {
-		return fmt.Errorf("set the sandbox's address: %w", err)
+	u.Push(func() error { return d.objs.Addresses.Delete(value.HostIp) })
+	if err := lead(d.objs.Taps, value.Ifindex, s.ID); err != nil {
+		return fmt.Errorf("set tap %d of sandbox %d: %w", s.Ifindex, s.ID, err)
 	}
-	if err := d.objs.Taps.Put(e.value.Ifindex, uint32(id)); err != nil {
-		return fmt.Errorf("set the sandbox's tap: %w", err)
+	u.Push(func() error { return d.objs.Taps.Delete(value.Ifindex) })
+	return d.put(s.ID, &value) // it is open from here on
+}
+
+// lead makes a key lead to a sandbox, if it leads to none.
+func lead(m *ebpf.Map, key uint32, id ID) error {
+	err := m.Update(key, uint32(id), ebpf.UpdateNoExist)
+	if errors.Is(err, ebpf.ErrKeyExist) {
+		return fmt.Errorf("another sandbox has it: %w", errdefs.ErrAlreadyExists)
 	}
-	return nil
+	return err
 }
 
 // UpdateSandbox changes settings. Flows and counters stay.
@@ -136,105 +137,111 @@ func (d *Datapath) UpdateSandbox(id ID, s Settings) error {
 	if err := s.validate(); err != nil {
 		return err
 	}
-	e, err := d.lock(id)
+	value, unlock, err := d.lock(id)
 	if err != nil {
 		return err
 	}
-	defer e.mu.Unlock()
-	changed := e.value
-	s.put(&changed)
-	if err := d.put(id, &changed); err != nil {
-		return err
-	}
-	s.put(&e.value)
-	return nil
+	defer unlock()
+	s.put(&value)
+	return d.put(id, &value)
 }
 
 // RemoveSandbox closes the tap, then takes away all that the sandbox had, and returns what was counted. When it fails the
 // tap may be closed; it can be called again. errdefs.ErrNotFound if there is no such sandbox.
 func (d *Datapath) RemoveSandbox(id ID) (Counters, error) {
-	e, err := d.lock(id)
+	value, unlock, err := d.lock(id)
 	if err != nil {
 		return nil, err
 	}
-	defer e.mu.Unlock()
-	if err := d.closeSandbox(id, e); err != nil {
-		return nil, err
-	}
-	if err := d.deleteFlows(id, func(FlowKey) bool { return true }); err != nil {
-		return nil, err
-	}
-	if err := d.deleteRows(append(e.rows, e.retired...)); err != nil {
-		return nil, err
-	}
-	counters, err := d.counters(id)
+	defer unlock()
+	// The rows first: only the sandbox, which is closed then, leads to them.
+	rows, err := d.rowsOf(value.Gen)
 	if err != nil {
 		return nil, err
 	}
-	e.removed = true
-	d.release(id)
-	return counters, nil
-}
-
-// Sandboxes lists the sandboxes by the devices they have. One that its adder was killed over may be among them.
-func (d *Datapath) Sandboxes() map[int]ID {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	all := make(map[int]ID, len(d.sandboxes))
-	for id, e := range d.sandboxes {
-		all[int(e.value.Ifindex)] = id
+	if err := d.closeSandbox(id, &value); err != nil {
+		return nil, err
 	}
-	return all
+	if err := errors.Join(d.deleteFlows(id, func(FlowKey) bool { return true }), d.deleteRows(rows)); err != nil {
+		return nil, err
+	}
+	return d.counters(id)
 }
 
-// reserve puts a sandbox into the table, locked, under an id that nobody has.
-func (d *Datapath) reserve(s Sandbox) (ID, *entry, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var free ID
+// CheckSandbox verifies that the programs find a sandbox by its device and its address. errdefs.ErrFailedPrecondition if not.
+func (d *Datapath) CheckSandbox(id ID, ifindex int, host netip.Addr) error {
+	value, unlock, err := d.lock(id)
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("the datapath has no sandbox %d: %w", id, errdefs.ErrFailedPrecondition)
+	} else if err != nil {
+		return err
+	}
+	defer unlock()
+	if value.Ifindex != uint32(ifindex) || value.HostIp != ip4(host) {
+		return fmt.Errorf("sandbox %d has device %d and address %v, not %d and %v: %w", id, value.Ifindex, addrOf(value.HostIp), ifindex, host, errdefs.ErrFailedPrecondition)
+	}
+	for what, m := range map[string]*ebpf.Map{"tap": d.objs.Taps, "address": d.objs.Addresses} {
+		key := map[string]uint32{"tap": value.Ifindex, "address": value.HostIp}[what]
+		var to uint32
+		if err := m.Lookup(key, &to); err != nil || ID(to) != id {
+			return fmt.Errorf("the %s of sandbox %d leads to %d (%v): %w", what, id, to, err, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
+
+// Sandboxes lists the sandboxes by the devices they have.
+func (d *Datapath) Sandboxes() (map[int]ID, error) {
+	values, err := d.all()
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[int]ID, len(values))
+	for id, v := range values {
+		all[int(v.Ifindex)] = id
+	}
+	return all, nil
+}
+
+// all reads all sandboxes.
+func (d *Datapath) all() (map[ID]dpSandbox, error) {
+	all := map[ID]dpSandbox{}
 	for id := ID(1); id <= MaxSandboxes; id++ {
-		e, ok := d.sandboxes[id]
-		if !ok {
-			if free == 0 {
-				free = id
-			}
-			continue
+		v, err := d.get(id)
+		if err != nil {
+			return nil, err
 		}
-		if e.value.Ifindex == uint32(s.Ifindex) || e.value.HostIp == ip4(s.HostIP) {
-			return 0, nil, fmt.Errorf("sandbox %d has device %d and address %v: %w", id, e.value.Ifindex, addrOf(e.value.HostIp), errdefs.ErrAlreadyExists)
+		if v.Ifindex != 0 {
+			all[id] = v
 		}
 	}
-	if free == 0 {
-		return 0, nil, fmt.Errorf("there are %d sandboxes, which is the most: %w", MaxSandboxes, errdefs.ErrResourceExhausted)
-	}
-	e := &entry{value: dpSandbox{
-		Ifindex: uint32(s.Ifindex), Id: uint32(free), GuestIp: ip4(s.GuestIP), HostIp: ip4(s.HostIP), GuestMac: [6]byte(s.GuestMAC),
-	}}
-	s.put(&e.value)
-	e.mu.Lock()
-	d.sandboxes[free] = e
-	return free, e, nil
+	return all, nil
 }
 
-func (d *Datapath) release(id ID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.sandboxes, id)
+// get reads a sandbox; one without a device isn't there.
+func (d *Datapath) get(id ID) (dpSandbox, error) {
+	var v dpSandbox
+	if err := d.objs.Sandboxes.LookupWithFlags(uint32(id), &v, ebpf.LookupLock); err != nil {
+		return v, fmt.Errorf("read sandbox %d: %w", id, err)
+	}
+	return v, nil
 }
 
-// lock returns a sandbox, whose mutex the caller has then.
-func (d *Datapath) lock(id ID) (*entry, error) {
-	d.mu.Lock()
-	e, ok := d.sandboxes[id]
-	d.mu.Unlock()
-	if ok {
-		e.mu.Lock()
-		if !e.removed {
-			return e, nil
-		}
-		e.mu.Unlock()
+// lock returns a sandbox, on which it is the caller's turn until unlock.
+func (d *Datapath) lock(id ID) (v dpSandbox, unlock func(), err error) {
+	if id < 1 || id > MaxSandboxes {
+		return v, nil, fmt.Errorf("sandbox %d: %w", id, errdefs.ErrNotFound)
 	}
-	return nil, fmt.Errorf("sandbox %d: %w", id, errdefs.ErrNotFound)
+	d.turns[id].Lock()
+	v, err = d.get(id)
+	if err == nil && v.Ifindex == 0 {
+		err = fmt.Errorf("sandbox %d: %w", id, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		d.turns[id].Unlock()
+		return v, nil, err
+	}
+	return v, d.turns[id].Unlock, nil
 }
 
 // put sets a sandbox in one step, as the programs see it.
@@ -246,15 +253,15 @@ func (d *Datapath) put(id ID, to *dpSandbox) error {
 }
 
 // closeSandbox lets nothing more through. When it returns no program has the sandbox in hands.
-func (d *Datapath) closeSandbox(id ID, e *entry) error {
+func (d *Datapath) closeSandbox(id ID, was *dpSandbox) error {
 	if err := d.put(id, &dpSandbox{}); err != nil {
 		return err
 	}
-	if err := d.objs.Taps.Delete(e.value.Ifindex); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("close tap %d: %w", e.value.Ifindex, err)
+	if err := d.objs.Taps.Delete(was.Ifindex); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("close tap %d: %w", was.Ifindex, err)
 	}
-	if err := d.objs.Addresses.Delete(e.value.HostIp); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("remove address %v: %w", addrOf(e.value.HostIp), err)
+	if err := d.objs.Addresses.Delete(was.HostIp); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove address %v: %w", addrOf(was.HostIp), err)
 	}
 	return waitPrograms()
 }
@@ -270,18 +277,28 @@ func (d *Datapath) reset(id ID) error {
 	return d.resetCounters(id)
 }
 
+// serialTimeout bounds the wait for others who take a number, which is two accesses to a map.
+const serialTimeout = 10 * time.Second
+
 // next returns a number that no epoch or generation has had in the life of the maps.
 func (d *Datapath) next() (uint32, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	n := d.serial + 1
-	if n == 0 {
+	ctx, cancel := context.WithTimeout(context.Background(), serialTimeout)
+	defer cancel()
+	unlock, err := flock.LockDir(ctx, mapsDir(d.cfg.Dir), false)
+	if err != nil {
+		return 0, fmt.Errorf("wait for the next generation: %w", err)
+	}
+	defer unlock()
+	var n uint32
+	if err := d.objs.Serial.Lookup(uint32(0), &n); err != nil {
+		return 0, fmt.Errorf("read the last generation: %w", err)
+	}
+	if n++; n == 0 {
 		return 0, fmt.Errorf("all generations have been used; remove the datapath and set it up again: %w", errdefs.ErrResourceExhausted)
 	}
 	if err := d.objs.Serial.Put(uint32(0), n); err != nil {
 		return 0, fmt.Errorf("record the generation: %w", err)
 	}
-	d.serial = n
 	return n, nil
 }
 

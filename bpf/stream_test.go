@@ -107,7 +107,7 @@ func (l *live) guestStack() func(func() error) error {
 	l.must(l.AttachTap(ifindex))
 	rows, err := policy.Compile(policy.Policy{Rules: []policy.Rule{allow("192.0.2.1", "tcp")}}, policy.Guard{Openings: []policy.Opening{{To: "192.0.2.1"}}})
 	l.must(err)
-	_, err = l.AddSandbox(unlimited(ifindex), rows)
+	_, err = l.add(unlimited(ifindex), rows)
 	l.must(err)
 	return in
 }
@@ -188,7 +188,7 @@ func TestUnmadeChecksum(t *testing.T) {
 	n := newNetwork(t)
 	f, ifindex := n.tapFlags("tap0", unix.IFF_VNET_HDR)
 	n.must(n.AttachTap(ifindex))
-	id, err := n.AddSandbox(unlimited(ifindex), nil)
+	id, err := n.add(unlimited(ifindex), nil)
 	n.must(err)
 	for _, payload := range []int{0, 100, 4000} {
 		_, err := f.Write(unmade(fromGuest(remote, unix.IPPROTO_TCP, tcp(at(guestIP, 1000), at(remote, 443), ack, string(make([]byte, payload)))), 16))
@@ -217,7 +217,7 @@ func TestForwarded(t *testing.T) {
 	f, ifindex := n.tapFlags("tap0", unix.IFF_VNET_HDR)
 	n.must(n.AttachTap(ifindex))
 	n.must(n.AttachGateway())
-	id, err := n.AddSandbox(unlimited(ifindex), n.rows(allow("1.0.0.0/8", "")))
+	id, err := n.add(unlimited(ifindex), n.rows(allow("1.0.0.0/8", "")))
 	n.must(err)
 
 	large := tcpFromGuest(remote, 1000, 443, ack)

@@ -6,7 +6,10 @@
 // hard-denied no rule opens; only the operator does, by address and port, and then the rules decide.
 package policy
 
-import "net/netip"
+import (
+	"fmt"
+	"net/netip"
+)
 
 // Action is what becomes of a packet.
 type Action uint8
@@ -33,6 +36,20 @@ func (a Action) String() string {
 	return "unknown"
 }
 
+// MarshalText writes what UnmarshalText reads.
+func (a Action) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// UnmarshalText reads what a rule or a default can say.
+func (a *Action) UnmarshalText(b []byte) error {
+	for _, one := range []Action{Deny, Direct, Proxy} {
+		if string(b) == one.String() {
+			*a = one
+			return nil
+		}
+	}
+	return fmt.Errorf("action %q: it is allow, proxy or deny", b)
+}
+
 // Protocol is an IP protocol's number.
 type Protocol uint8
 
@@ -46,20 +63,20 @@ const (
 // Policy is what a sandbox may reach, as its owner says it.
 type Policy struct {
 	// Default is Direct or Deny.
-	Default Action
-	Rules   []Rule
+	Default Action `json:"default"`
+	Rules   []Rule `json:"rules,omitempty"`
 }
 
 // Rule is about packets to addresses, ports and protocols.
 type Rule struct {
 	// Action is Direct, Proxy or Deny. Only TCP can be proxied.
-	Action Action
+	Action Action `json:"action"`
 	// To is an IPv4 prefix or address.
-	To string
+	To string `json:"to"`
 	// Ports are numbers ("443") and ranges ("8000-8010"); none are all. ICMP has none.
-	Ports []string
+	Ports []string `json:"ports,omitempty"`
 	// Protocol is tcp, udp, icmp or any, which is the same as none.
-	Protocol string
+	Protocol string `json:"protocol,omitempty"`
 }
 
 // Guard is what protects the host and its networks, whatever the policy.
