@@ -16,6 +16,10 @@ type Network struct {
 	Pool netip.Prefix `toml:"pool"`
 	// Device is the gateway device, by which all sandboxes' packets come and go. Its peer has the same name with "-peer".
 	Device string `toml:"device"`
+	// TapPrefix, with a number after it, is the name of a sandbox's tap.
+	TapPrefix string `toml:"tap_prefix"`
+	// WarmTaps is how many taps are kept ready for sandboxes to come.
+	WarmTaps int `toml:"warm_taps"`
 	// NFTable is the nftables table (family inet) that holds all of Cube's rules.
 	NFTable string `toml:"nft_table"`
 	// MarkMask is the bits of packet marks that are Cube's: at least three, side by side.
@@ -30,6 +34,15 @@ type Network struct {
 	DNSUpstreams []Upstream `toml:"dns_upstreams"`
 	// MaxFlows is how many connections a sandbox has at a time.
 	MaxFlows uint32 `toml:"max_flows"`
+	// Openings are what sandboxes may reach of the addresses that no policy opens: the host's own, its networks, private ones.
+	Openings []Opening `toml:"openings"`
+}
+
+// Opening is a prefix or address with ports of it, all if there are none, and a protocol: tcp, udp, icmp or any, as is "".
+type Opening struct {
+	To       string   `toml:"to"`
+	Ports    []string `toml:"ports"`
+	Protocol string   `toml:"protocol"`
 }
 
 // Marks are values of the bits of a packet's mark that are Cube's. None is 0.
@@ -45,6 +58,8 @@ func defaultNetwork() Network {
 	return Network{
 		Pool:         netip.MustParsePrefix("10.200.0.0/16"),
 		Device:       "cube-gw",
+		TapPrefix:    "cube-tap",
+		WarmTaps:     8,
 		NFTable:      "cube",
 		MarkMask:     0x0f000000,
 		RouteTable:   3262,
@@ -68,6 +83,10 @@ func (n *Network) validate() error {
 		return fmt.Errorf("network.pool = %q must be of addresses that hosts can have", n.Pool)
 	case !deviceName.MatchString(n.Device):
 		return fmt.Errorf("network.device = %q must be at most 10 letters, digits, - and _, and begin with a letter", n.Device)
+	case !deviceName.MatchString(n.TapPrefix) || n.TapPrefix == n.Device:
+		return fmt.Errorf("network.tap_prefix = %q must be at most 10 letters, digits, - and _, begin with a letter, and differ from network.device", n.TapPrefix)
+	case n.WarmTaps < 0 || n.WarmTaps > 1024:
+		return fmt.Errorf("network.warm_taps = %d must be between 0 and 1024", n.WarmTaps)
 	case !tableName.MatchString(n.NFTable):
 		return fmt.Errorf("network.nft_table = %q must be at most 31 letters, digits, - and _, and begin with a letter", n.NFTable)
 	case bits.OnesCount32(m) < 3 || bits.Len32(m)-bits.TrailingZeros32(m) != bits.OnesCount32(m):

@@ -1,0 +1,192 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/bpf"
+	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/internal/undo"
+)
+
+// Request is what Open is asked for.
+type Request struct {
+	// ID is the container's, as CNI plugins are told it: "NAMESPACE-ID", and "ID" for a pod of CRI's.
+	ID string
+	// Network is the name of the CNI network, IfName what the runtime calls the card, NetNS the path it gave.
+	Network, IfName, NetNS string
+	// Policy is what the sandbox may reach; nil: nothing.
+	Policy *policy.Policy
+	// TX and RX limit bytes from and to the sandbox.
+	TX, RX bpf.Rate
+}
+
+// Open lets a pod's packets through, by a policy, whether its shim has been there yet or not. The tap is open when Open
+// returns and not before. errdefs.ErrAlreadyExists if it is open, errdefs.ErrInvalidArgument for a policy of which an entry
+// can't be had, errdefs.ErrUnavailable if the network isn't up, errdefs.ErrResourceExhausted if no tap or address is left.
+func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error) {
+	key, err := keyOf(r.ID)
+	if err != nil {
+		return nil, err
+	}
+	s, err := n.beginUp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.end(&err)
+	rows, err := s.compile(r.Policy)
+	if err != nil {
+		return nil, err
+	}
+	a, err := s.take(ctx, key, true)
+	if err != nil {
+		return nil, err
+	}
+	defer s.done(a, &err)
+	if a.Open != nil {
+		return nil, fmt.Errorf("container %s has an interface already, %s of network %s: %w", r.ID, a.Open.IfName, a.Open.Network, errdefs.ErrAlreadyExists)
+	}
+	var u undo.Stack
+	defer u.Run(&err)
+	address, err := s.takeAddress()
+	if err != nil {
+		return nil, err
+	}
+	u.Push(func() error { return s.unmark(addressesDir, address.String()) })
+	open := &opened{Network: r.Network, IfName: r.IfName, NetNS: r.NetNS, Address: address, Policy: r.Policy, TX: r.TX, RX: r.RX}
+	if a.exists {
+		a.Open = open
+		err = s.write(a)
+	} else {
+		err = s.place(a, func() { a.Open = open })
+	}
+	if err != nil {
+		return nil, err
+	}
+	u.Push(func() error { a.Open = nil; return s.settle(a) })
+	if err := s.openTap(a, rows); err != nil {
+		return nil, err
+	}
+	return s.describe(a), nil
+}
+
+func (s *session) openTap(a *attachment, rows []policy.Row) error {
+	l, err := s.tap(a.Tap)
+	if err != nil {
+		return err
+	}
+	if err := s.setMTU(l); err != nil {
+		return err
+	}
+	return s.datapath.AddSandbox(bpf.Sandbox{
+		ID: bpf.ID(a.Tap), Ifindex: l.Attrs().Index, GuestIP: GuestPrefix.Addr(), GuestMAC: GuestMAC, HostIP: a.Open.Address,
+		Settings: bpf.Settings{Resolver: true, MaxFlows: s.cfg.Network.MaxFlows, NewFlows: newFlows, TX: a.Open.TX, RX: a.Open.RX},
+	}, rows)
+}
+
+// takeAddress reserves one of the pool's, anywhere in it: one that was just somebody's would get what is still sent to it.
+func (s *session) takeAddress() (netip.Addr, error) {
+	pool, gateway := s.cfg.Network.Pool, s.cfg.Network.Gateway()
+	size := uint32(1) << (32 - pool.Bits())
+	base := pool.Addr().As4()
+	first := rand.Uint32N(size)
+	for i := range size {
+		k := (first + i) % size
+		b := base
+		for j := range b {
+			b[j] |= byte(k >> (24 - 8*j))
+		}
+		address := netip.AddrFrom4(b)
+		if k == 0 || k == size-1 || address == gateway {
+			continue
+		}
+		if err := s.mark(addressesDir, address.String()); err == nil {
+			return address, nil
+		} else if !errors.Is(err, fs.ErrExist) {
+			return netip.Addr{}, fmt.Errorf("reserve address %s: %w", address, err)
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("all addresses of network.pool %s are in use: %w", pool, errdefs.ErrResourceExhausted)
+}
+
+// SetPolicy replaces a policy, for live connections too; nil closes all. The names of errors are Open's, and
+// errdefs.ErrNotFound for what isn't open.
+func (n *Network) SetPolicy(ctx context.Context, id string, p *policy.Policy) (err error) {
+	key, err := keyOf(id)
+	if err != nil {
+		return err
+	}
+	s, err := n.beginUp(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.end(&err)
+	rows, err := s.compile(p)
+	if err != nil {
+		return err
+	}
+	a, err := s.take(ctx, key, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return notOpen(id)
+	} else if err != nil {
+		return err
+	}
+	defer s.done(a, &err)
+	if a.Open == nil {
+		return notOpen(id)
+	}
+	// Written before it is in force: what another process puts in force then is the latest, if maybe twice.
+	a.Open.Policy = p
+	if err := s.write(a); err != nil {
+		return err
+	}
+	return s.datapath.SetPolicy(bpf.ID(a.Tap), rows)
+}
+
+func notOpen(id string) error {
+	return fmt.Errorf("container %s has no open place in the network: %w", id, errdefs.ErrNotFound)
+}
+
+// Close ends what Open began, from any state; that there is nothing, or another interface, is fine. The tap is closed first,
+// then all is forgotten that its packets have left.
+func (n *Network) Close(ctx context.Context, id, network, ifName string) error {
+	key, err := keyOf(id)
+	if err != nil {
+		return err
+	}
+	return n.let(ctx, key, func(s *session, a *attachment) error {
+		if a.Open == nil || a.Open.Network != network || a.Open.IfName != ifName {
+			return nil
+		}
+		return s.close(a)
+	})
+}
+
+func (s *session) close(a *attachment) error {
+	if s.datapath != nil {
+		if _, err := s.datapath.RemoveSandbox(bpf.ID(a.Tap)); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("close the tap of %s: %w", a.key, err)
+		}
+	}
+	if err := s.forgetConnections(a.Open.Address); err != nil {
+		return err
+	}
+	address := a.Open.Address
+	a.Open = nil
+	if a.Pod != nil {
+		if err := s.write(a); err != nil {
+			return err
+		}
+	}
+	if err := s.unmark(addressesDir, address.String()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("release address %s: %w", address, err)
+	}
+	return nil
+}

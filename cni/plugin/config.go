@@ -1,0 +1,119 @@
+package plugin
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/cubesandbox/cube/bpf"
+	"github.com/cubesandbox/cube/bpf/policy"
+)
+
+// netConf is the plugin's part of a network configuration.
+type netConf struct {
+	types.PluginConf
+	// CubeConfig is the path of Cube's configuration; "": where all of Cube looks for it.
+	CubeConfig    string          `json:"cubeConfig"`
+	Policy        json.RawMessage `json:"policy"`
+	RuntimeConfig struct {
+		Bandwidth    *bandwidth        `json:"bandwidth"`
+		PortMappings []json.RawMessage `json:"portMappings"`
+	} `json:"runtimeConfig"`
+}
+
+// bandwidth is of the container's traffic, ingress that to it, in bits a second, and in bits at once.
+type bandwidth struct {
+	IngressRate  uint64 `json:"ingressRate"`
+	IngressBurst uint64 `json:"ingressBurst"`
+	EgressRate   uint64 `json:"egressRate"`
+	EgressBurst  uint64 `json:"egressBurst"`
+}
+
+// rules are a policy as the configuration has it.
+type rules struct {
+	Default *policy.Action `json:"default"`
+	Allow   []match        `json:"allow"`
+	Deny    []match        `json:"deny"`
+}
+
+type match struct {
+	To       string   `json:"to"`
+	Ports    []string `json:"ports"`
+	Protocol string   `json:"protocol"`
+}
+
+func parse(stdin []byte) (*netConf, error) {
+	c := &netConf{}
+	if err := json.Unmarshal(stdin, c); err != nil {
+		return nil, fmt.Errorf("network configuration: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return c, nil
+}
+
+// policy returns nil for a configuration that has none. What it doesn't know it refuses: a rule that is misspelt must not
+// be one that isn't there.
+func (c *netConf) policy() (*policy.Policy, error) {
+	if len(c.Policy) == 0 || string(c.Policy) == "null" {
+		return nil, nil
+	}
+	var r rules
+	d := json.NewDecoder(bytes.NewReader(c.Policy))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		return nil, fmt.Errorf("policy: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if r.Default == nil {
+		return nil, fmt.Errorf("policy: default is missing: it is allow or deny: %w", errdefs.ErrInvalidArgument)
+	}
+	p := &policy.Policy{Default: *r.Default}
+	add := func(a policy.Action, all []match) {
+		for _, m := range all {
+			p.Rules = append(p.Rules, policy.Rule{Action: a, To: m.To, Ports: m.Ports, Protocol: m.Protocol})
+		}
+	}
+	add(policy.Direct, r.Allow)
+	add(policy.Deny, r.Deny)
+	return p, nil
+}
+
+// limits returns what the runtime asks for, in bytes.
+func (c *netConf) limits() (tx, rx bpf.Rate, err error) {
+	b := c.RuntimeConfig.Bandwidth
+	if b == nil {
+		return tx, rx, nil
+	}
+	if tx, err = rate("egress", b.EgressRate, b.EgressBurst); err != nil {
+		return tx, rx, err
+	}
+	rx, err = rate("ingress", b.IngressRate, b.IngressBurst)
+	return tx, rx, err
+}
+
+// Bounds of a burst, in bytes: a frame of 64 KiB with all around it must fit, and what is more than 4 GiB is no limit.
+const minBurst, maxBurst = 1 << 17, 1 << 32
+
+func rate(what string, rate, burst uint64) (bpf.Rate, error) {
+	if rate == 0 {
+		return bpf.Rate{}, nil
+	}
+	if rate < 8 {
+		return bpf.Rate{}, fmt.Errorf("bandwidth: %sRate is %d bits a second; it takes 8 or more: %w", what, rate, errdefs.ErrInvalidArgument)
+	}
+	return bpf.Rate{PerSecond: min(rate/8, 1<<40), Burst: min(max(burst/8, minBurst), maxBurst)}, nil
+}
+
+// refuse names what the plugin can't do for a container that is to be added.
+func (c *netConf) refuse() error {
+	switch {
+	case len(c.RuntimeConfig.PortMappings) > 0:
+		return fmt.Errorf("portMappings: ports of the host aren't mapped; connect to the container's address from the host: %w", errdefs.ErrInvalidArgument)
+	case len(c.DNS.Nameservers) > 0:
+		return fmt.Errorf("dns.nameservers: containers' queries go to the host's forwarder; set network.dns_upstreams in Cube's configuration: %w", errdefs.ErrInvalidArgument)
+	case c.IPAM.Type != "":
+		return fmt.Errorf("ipam.type %q: addresses are of network.pool in Cube's configuration: %w", c.IPAM.Type, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
