@@ -66,7 +66,12 @@ func noContainers(t *testing.T) {
 	if left := ok(t, "ps", "-aq"); left != "" {
 		t.Errorf("containers are left: %s", left)
 	}
-	s.Eventually(t, 5*time.Second, "no machines left", func() bool { return len(s.VMLeaks()) == 0 })
+	defer func() {
+		if left := s.VMLeaks(); len(left) > 0 {
+			t.Logf("left: %q", left)
+		}
+	}()
+	s.Eventually(t, 10*time.Second, "no machines left", func() bool { return len(s.VMLeaks()) == 0 })
 	if fifos, err := filepath.Glob(filepath.Join(s.Config.RunDir, "fifo", "*")); err != nil || len(fifos) > 0 {
 		t.Errorf("pipes are left: %v, %v", fifos, err)
 	}
@@ -301,18 +306,21 @@ func TestTerminal(t *testing.T) {
 			kill := time.AfterFunc(s.Config.Timeout(time.Minute), func() { _ = cmd.Process.Kill() })
 			defer kill.Stop()
 
-			seen := new(bytes.Buffer)
+			seen := ""
 			until := func(word string) {
 				t.Helper()
 				buf := make([]byte, 4096)
-				for !strings.Contains(seen.String(), word) {
+				for {
+					if _, rest, ok := strings.Cut(seen, word); ok {
+						seen = rest // it may have come together with what is waited for next
+						return
+					}
 					n, err := pty.Read(buf)
-					seen.Write(buf[:n])
+					seen += string(buf[:n])
 					if err != nil {
-						t.Fatalf("%v before %q in %q", err, word, seen.String())
+						t.Fatalf("%v before %q in %q", err, word, seen)
 					}
 				}
-				seen.Reset()
 			}
 			typed := func(line string) {
 				t.Helper()

@@ -36,6 +36,9 @@ const (
 // cleanupTimeout bounds killing and removing a container, which goes on after the caller's context has ended.
 const cleanupTimeout = 30 * time.Second
 
+// patience is longer than the start of a shim takes.
+const patience = 2 * time.Second
+
 // Client is a connection to the stack's containerd.
 type Client struct {
 	cfg  *config.Config
@@ -78,6 +81,22 @@ func (c *Client) context(ctx context.Context) context.Context {
 // cleanup is a context for undoing things: it goes on after ctx has ended, for a bounded time.
 func (c *Client) cleanup(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Timeout(cleanupTimeout))
+}
+
+// patient is a context that ends a little later than ctx does. containerd kills what starts a shim when the request for it
+// is given up, and only a request that has got further is undone by everyone concerned.
+func (c *Client) patient(ctx context.Context) (context.Context, context.CancelFunc) {
+	patient, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(c.cfg.Timeout(patience))
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel()
+		case <-patient.Done():
+		}
+	})
+	return patient, func() { stop(); cancel() }
 }
 
 // container finds one of this runtime's containers.

@@ -115,7 +115,12 @@ func (c *Client) create(ctx context.Context, u *undo.Stack, s Spec, creator cio.
 		defer cancel()
 		return c.remove(cctx, ctr, task)
 	})
-	if task, err = ctr.NewTask(ctx, creator); err != nil {
+	tctx, cancel := c.patient(ctx)
+	defer cancel()
+	if task, err = ctr.NewTask(tctx, creator); err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
 		return created{}, fmt.Errorf("start container %s: %w", s.ID, err)
 	}
 	return created{ctr: ctr, task: task}, nil

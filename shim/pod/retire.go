@@ -39,7 +39,7 @@ func (p *Pod) idle() bool {
 
 // AwaitForgotten is Retire for a shim that nobody tells to end, because whoever was about to is gone: a client that is
 // killed takes the calls with it that containerd makes for it. It returns true when the pod has been of no use for the
-// limit, false when the shim ends otherwise.
+// limit, false when the shim ends otherwise. Nobody may come to clean up after such a shim, so its records go with it.
 func (p *Pod) AwaitForgotten(limit time.Duration, hide func()) bool {
 	defer context.AfterFunc(p.ctx, func() {
 		p.mu.Lock()
@@ -54,11 +54,18 @@ func (p *Pod) AwaitForgotten(limit time.Duration, hide func()) bool {
 			timer.Stop()
 			return false
 		}
-		if p.Retire(p.ctx, "", hide) {
+		if p.Retire(p.ctx, "", func() { hide(); p.discard() }) {
 			return true
 		}
 	}
 	return false
+}
+
+// discard removes the pod's records. Its lock is held, and nobody finds this shim any more.
+func (p *Pod) discard() {
+	if err := p.env.Dir.Discard(); err != nil {
+		p.env.Log.Error("remove the pod's directory", "error", err)
+	}
 }
 
 // awaitIdle returns false when the shim is ending.

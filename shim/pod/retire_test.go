@@ -1,7 +1,10 @@
 package pod
 
 import (
+	"errors"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -70,4 +73,7 @@ func TestForgotten(t *testing.T) {
 	}
 	p.forget("announced")
 	is(forgotten, true)
+	if _, err := os.Stat(string(dir)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the pod's directory is left: %v", err)
+	}
 }
