@@ -25,6 +25,9 @@ type Datapath struct {
 	turns [MaxSandboxes + 1]sync.Mutex
 	// walks has those who delete flows take turns: they alone count what is gone.
 	walks sync.Mutex
+
+	idsMu sync.Mutex
+	ids   map[point]ebpf.ProgramID // of the programs, once they were asked for
 }
 
 // Open loads the datapath, with the pinned maps of the process before, if any, and removes what that left half done. No
@@ -50,7 +53,7 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	if err := cfg.set(spec); err != nil {
 		return nil, err
 	}
-	d := &Datapath{cfg: cfg}
+	d := &Datapath{cfg: cfg, ids: map[point]ebpf.ProgramID{}}
 	if d.cpus, err = ebpf.PossibleCPU(); err != nil {
 		return nil, err
 	}
@@ -75,7 +78,7 @@ func Open(cfg Config) (_ *Datapath, err error) {
 // nothing. It takes a fraction of Open's time. Of the configuration, Dir, Clsact and the gateway's Ifindex count.
 // errdefs.ErrUnavailable if there is none, or one of another version.
 func Use(cfg Config) (_ *Datapath, err error) {
-	d := &Datapath{cfg: cfg}
+	d := &Datapath{cfg: cfg, ids: map[point]ebpf.ProgramID{}}
 	if d.cpus, err = ebpf.PossibleCPU(); err != nil {
 		return nil, err
 	}

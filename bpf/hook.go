@@ -124,13 +124,9 @@ func (d *Datapath) attachOne(h hook) (fresh bool, err error) {
 }
 
 func (d *Datapath) check(h hook) error {
-	info, err := (*d.program(h.point)).Info()
+	want, err := d.programID(h.point)
 	if err != nil {
-		return fmt.Errorf("ask for program %s: %w", h.point.name, err)
-	}
-	want, ok := info.ID()
-	if !ok {
-		return fmt.Errorf("program %s has no id", h.point.name)
+		return err
 	}
 	var have ebpf.ProgramID
 	if _, err := os.Stat(h.pin(filtersDir(d.cfg.Dir))); err == nil {
@@ -151,6 +147,25 @@ func (d *Datapath) check(h hook) error {
 		return fmt.Errorf("%s has no program; attach it again", h)
 	}
 	return fmt.Errorf("%s runs program %d first, not %d; attach it again, or detach what is before it", h, have, want)
+}
+
+// programID asks for a program's number, once: the kernel tells all there is of a program.
+func (d *Datapath) programID(p point) (ebpf.ProgramID, error) {
+	d.idsMu.Lock()
+	defer d.idsMu.Unlock()
+	if id, ok := d.ids[p]; ok {
+		return id, nil
+	}
+	info, err := (*d.program(p)).Info()
+	if err != nil {
+		return 0, fmt.Errorf("ask for program %s: %w", p.name, err)
+	}
+	id, ok := info.ID()
+	if !ok {
+		return 0, fmt.Errorf("program %s has no id", p.name)
+	}
+	d.ids[p] = id
+	return id, nil
 }
 
 func detach(dir string, h hook) error {

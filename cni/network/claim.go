@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/containerd/errdefs"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,7 +37,7 @@ func (n *Network) Claim(ctx context.Context, pod Pod) (_ *Attachment, err error)
 		a.Pod = &pod
 		err = s.write(a)
 	default:
-		err = s.place(a, func() { a.Pod = &pod })
+		_, err = s.place(a, func() { a.Pod = &pod })
 	}
 	if err != nil {
 		return nil, err
@@ -45,17 +46,20 @@ func (n *Network) Claim(ctx context.Context, pod Pod) (_ *Attachment, err error)
 }
 
 // place gives an attachment a tap, and writes it down with what set says.
-func (s *session) place(a *attachment, set func()) error {
-	number, err := s.takeTap()
+func (s *session) place(a *attachment, set func()) (netlink.Link, error) {
+	number, l, err := s.takeTap()
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if err := s.setMTU(l); err != nil {
+		return nil, errors.Join(err, s.giveTap(number, false))
 	}
 	a.Tap = number
 	set()
 	if err := s.write(a); err != nil {
-		return errors.Join(err, s.giveTap(number, false))
+		return nil, errors.Join(err, s.giveTap(number, false))
 	}
-	return nil
+	return l, nil
 }
 
 // OpenTap opens the tap that the pod has claimed, for its machine: made with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR. The caller
@@ -116,10 +120,9 @@ func (n *Network) Release(ctx context.Context, pod Pod) (err error) {
 		return err
 	}
 	return n.let(ctx, key, func(s *session, a *attachment) error {
-		if a.Pod == nil || *a.Pod != pod {
-			return nil
+		if a.Pod != nil && *a.Pod == pod {
+			a.Pod = nil
 		}
-		a.Pod = nil
 		return nil
 	})
 }

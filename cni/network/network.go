@@ -75,20 +75,25 @@ type session struct {
 }
 
 // begin takes the lock and opens what there is. fs.ErrNotExist: there is no network.
-func (n *Network) begin(ctx context.Context, alone bool) (_ *session, err error) {
-	runtime.LockOSThread()
+func (n *Network) begin(ctx context.Context, alone bool) (*session, error) {
+	unlock, err := n.lock(ctx, n.cfg.NetworkDir(), !alone)
+	if err != nil {
+		return nil, err
+	}
+	return n.locked(unlock)
+}
+
+// locked is begin for who has the lock, which goes to the session, or is released if there is none.
+func (n *Network) locked(unlock func()) (_ *session, err error) {
 	s := &session{Network: n}
-	s.open.Push(func() error { runtime.UnlockOSThread(); return nil })
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.open.Release())
 		}
 	}()
-	unlock, err := n.lock(ctx, n.cfg.NetworkDir(), !alone)
-	if err != nil {
-		return nil, err
-	}
 	s.open.Push(func() error { unlock(); return nil })
+	runtime.LockOSThread()
+	s.open.Push(func() error { runtime.UnlockOSThread(); return nil })
 	if s.links, err = netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER); err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}

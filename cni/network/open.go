@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/containerd/errdefs"
+	"github.com/vishvananda/netlink"
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
@@ -61,32 +62,34 @@ func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error
 	}
 	u.Push(func() error { return s.unmark(addressesDir, address.String()) })
 	open := &opened{Network: r.Network, IfName: r.IfName, NetNS: r.NetNS, Address: address, Policy: r.Policy, TX: r.TX, RX: r.RX}
+	var tap netlink.Link
 	if a.exists {
 		a.Open = open
 		err = s.write(a)
 	} else {
-		err = s.place(a, func() { a.Open = open })
+		tap, err = s.place(a, func() { a.Open = open })
 	}
 	if err != nil {
 		return nil, err
 	}
 	u.Push(func() error { a.Open = nil; return s.settle(a) })
-	if err := s.openTap(a, rows); err != nil {
+	if tap == nil {
+		if tap, err = s.tap(a.Tap); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.openTap(a, tap, rows); err != nil {
 		return nil, err
 	}
 	return s.describe(a), nil
 }
 
-func (s *session) openTap(a *attachment, rows []policy.Row) error {
-	l, err := s.tap(a.Tap)
-	if err != nil {
-		return err
-	}
-	if err := s.setMTU(l); err != nil {
+func (s *session) openTap(a *attachment, tap netlink.Link, rows []policy.Row) error {
+	if err := s.setMTU(tap); err != nil {
 		return err
 	}
 	return s.datapath.AddSandbox(bpf.Sandbox{
-		ID: bpf.ID(a.Tap), Ifindex: l.Attrs().Index, GuestIP: GuestPrefix.Addr(), GuestMAC: GuestMAC, HostIP: a.Open.Address,
+		ID: bpf.ID(a.Tap), Ifindex: tap.Attrs().Index, GuestIP: GuestPrefix.Addr(), GuestMAC: GuestMAC, HostIP: a.Open.Address,
 		Settings: bpf.Settings{Resolver: true, MaxFlows: s.cfg.Network.MaxFlows, NewFlows: newFlows, TX: a.Open.TX, RX: a.Open.RX},
 	}, rows)
 }

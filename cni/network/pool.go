@@ -11,48 +11,47 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/fsnotify/fsnotify"
+	"github.com/vishvananda/netlink"
 )
 
-// takeTap returns the number of a ready made tap, or of one that is made now.
-func (s *session) takeTap() (int, error) {
+// takeTap returns a tap that is ready, or one that is made now, and its number.
+func (s *session) takeTap() (int, netlink.Link, error) {
 	names, err := s.names(freeDir)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	for _, name := range names {
 		number, err := strconv.Atoi(name)
 		if err != nil || !validNumber(number) {
-			return 0, fmt.Errorf("%s is not ours", s.path(freeDir, name))
+			return 0, nil, fmt.Errorf("%s is not ours", s.path(freeDir, name))
 		}
 		if err := os.Remove(s.path(freeDir, name)); errors.Is(err, fs.ErrNotExist) {
 			continue // somebody was faster
 		} else if err != nil {
-			return 0, fmt.Errorf("take tap %d: %w", number, err)
+			return 0, nil, fmt.Errorf("take tap %d: %w", number, err)
 		}
 		l, err := s.tap(number)
 		if err == nil {
-			err = s.setMTU(l)
-		}
-		if err == nil {
-			return number, nil
+			return number, l, nil
 		}
 		// Whatever has become of it, another one will do.
 		if err := s.removeTap(number); err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 	}
 	return s.newTap()
 }
 
-func (s *session) newTap() (int, error) {
+func (s *session) newTap() (int, netlink.Link, error) {
 	number, err := s.reserve()
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
-	if err := s.makeTap(number); err != nil {
-		return 0, errors.Join(err, s.unmark(tapsDir, strconv.Itoa(number)))
+	l, err := s.makeTap(number)
+	if err != nil {
+		return 0, nil, errors.Join(err, s.unmark(tapsDir, strconv.Itoa(number)))
 	}
-	return number, nil
+	return number, l, nil
 }
 
 // giveTap returns a tap that is closed. One that a machine may have had is removed: what its end can set, as owners, filters
@@ -90,7 +89,7 @@ func (n *Network) refillOne(ctx context.Context) (_ bool, err error) {
 	if err != nil || len(names) >= n.cfg.Network.WarmTaps {
 		return false, err
 	}
-	number, err := s.newTap()
+	number, _, err := s.newTap()
 	if err != nil {
 		return false, err
 	}

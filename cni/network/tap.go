@@ -81,13 +81,13 @@ func (s *session) reserve() (int, error) {
 }
 
 // makeTap makes the tap of a number that is reserved: closed, and up only when its programs are there.
-func (s *session) makeTap(number int) (err error) {
+func (s *session) makeTap(number int) (_ netlink.Link, err error) {
 	name := s.tapName(number)
 	var u undo.Stack
 	defer u.Run(&err)
 	f, err := attach(name, tapFlags|unix.IFF_TUN_EXCL)
 	if err != nil {
-		return fmt.Errorf("make tap %s: %w; if that device is not Cube's, set network.tap_prefix to another name", name, err)
+		return nil, fmt.Errorf("make tap %s: %w; if that device is not Cube's, set network.tap_prefix to another name", name, err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }() // without persistence the tap goes with it
 	l, err := s.find(name)
@@ -95,29 +95,29 @@ func (s *session) makeTap(number int) (err error) {
 		err = fmt.Errorf("tap %s isn't there: is /dev/net/tun another network namespace's?", name)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := s.links.LinkSetAlias(l, alias); err != nil {
-		return fmt.Errorf("mark tap %s as Cube's: %w", name, err)
+		return nil, fmt.Errorf("mark tap %s as Cube's: %w", name, err)
 	}
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("turn IPv6 off on tap %s: %w", name, err)
+		return nil, fmt.Errorf("turn IPv6 off on tap %s: %w", name, err)
 	}
 	if err := s.setMTU(l); err != nil {
-		return err
+		return nil, err
 	}
 	if err := s.datapath.AttachTap(l.Attrs().Index); err != nil {
-		return fmt.Errorf("make tap %s: %w", name, err)
+		return nil, fmt.Errorf("make tap %s: %w", name, err)
 	}
 	u.Push(func() error { return s.datapath.DetachTap(l.Attrs().Index) })
 	if err := control(f, unix.TUNSETPERSIST, 1); err != nil {
-		return fmt.Errorf("make tap %s stay: %w", name, err)
+		return nil, fmt.Errorf("make tap %s stay: %w", name, err)
 	}
 	u.Push(func() error { return s.links.LinkDel(l) })
 	if err := s.links.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set tap %s up: %w", name, err)
+		return nil, fmt.Errorf("set tap %s up: %w", name, err)
 	}
-	return nil
+	return l, nil
 }
 
 // removeTap removes the tap of a number and then the number, from any state.
@@ -159,6 +159,7 @@ func (s *session) setMTU(l netlink.Link) error {
 	if err := s.links.LinkSetMTU(l, mtu); err != nil {
 		return fmt.Errorf("set the MTU of %s to %d: %w", l.Attrs().Name, mtu, err)
 	}
+	l.Attrs().MTU = mtu
 	return nil
 }
 
