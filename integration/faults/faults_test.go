@@ -24,6 +24,14 @@ var s *stack.Stack
 
 func TestMain(m *testing.M) { stack.Main(m, &s) }
 
+// oneOfMany skips a test whose like is in the short form already.
+func oneOfMany(t *testing.T) {
+	t.Helper()
+	if os.Getenv("CUBE_TEST_LONG") == "" {
+		t.Skip("one of many: set CUBE_TEST_LONG=1")
+	}
+}
+
 // heard is how soon an exit must be reported after the machine's end.
 const heard = 5 * time.Second
 

@@ -111,6 +111,7 @@ func TestFullStore(t *testing.T) {
 		nothingLeft(t, id, other)
 	})
 	t.Run("deleted", func(t *testing.T) {
+		oneOfMany(t)
 		id, _, wait, drop := stalled(t, "writer")
 		began := time.Now()
 		remove(t, id)

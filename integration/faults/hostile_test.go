@@ -65,8 +65,8 @@ func TestHostileGuest(t *testing.T) {
 		{mode: hostile.Output, lives: true, within: promptly},
 	} {
 		t.Run(tc.mode, func(t *testing.T) {
-			if tc.long && os.Getenv("CUBE_TEST_LONG") == "" {
-				t.Skip("one of many: set CUBE_TEST_LONG=1")
+			if tc.long {
+				oneOfMany(t)
 			}
 			id := hostile.ID(h.Name(), tc.mode)
 			peak := watchShim(h)

@@ -3,7 +3,6 @@ package faults
 import (
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -76,8 +75,8 @@ func TestKillMatrix(t *testing.T) {
 	for _, v := range victims {
 		for at := v.first; at <= v.last; at++ {
 			t.Run(v.name+" at "+at.String(), func(t *testing.T) {
-				if os.Getenv("CUBE_TEST_LONG") == "" && !slices.Contains(v.sample, at) {
-					t.Skip("one of many: set CUBE_TEST_LONG=1")
+				if !slices.Contains(v.sample, at) {
+					oneOfMany(t)
 				}
 				killAt(t, v, at)
 			})
