@@ -30,6 +30,10 @@ func (s Shape) String() string { return fmt.Sprintf("%d vCPU, %d MiB", s.VCPUs, 
 // RootSerial is the serial of Request.Root. No other disk may have it.
 const RootSerial = "root"
 
+// MAC is the address of the network card of every machine, so that a restored one has nothing to re-address. It is
+// locally administered.
+var MAC = net.HardwareAddr{0x02, 'c', 'u', 'b', 'e', 0x01}
+
 // Request asks a Launcher for a machine.
 type Request struct {
 	// ID is the container's (or pod's) id. It is QEMU's -name, the cgroup's name, and the word to look for in ps.
@@ -44,6 +48,11 @@ type Request struct {
 	CPULimit float64
 	// NetNS is the path of the network namespace that QEMU is put in, "" for a new, empty one.
 	NetNS string
+	// Tap, if set, is the host's end of the machine's network card: the descriptor of a tap made with IFF_TAP, IFF_NO_PI and
+	// IFF_VNET_HDR, and not attached to anything else. It may be of any network namespace. Offloads and the size of the
+	// header are set as the card has them. Without it the card leads nowhere. The caller closes Tap when it likes; the
+	// last descriptor, with the machine's end, takes the carrier away.
+	Tap *os.File
 	// Root, if set, is a raw image, opened for reading and writing, that is the machine's first disk from the start:
 	// under emulation that saves the guest the better part of what AddDisk costs it. Its serial is RootSerial, and
 	// RemoveDisk takes it. The guest was saved before it had the disk, so it takes it to have RootBytes, whatever the

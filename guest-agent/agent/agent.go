@@ -18,6 +18,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/container"
 	"github.com/cubesandbox/cube/guest-agent/agent/crun"
 	"github.com/cubesandbox/cube/guest-agent/agent/events"
+	"github.com/cubesandbox/cube/guest-agent/agent/network"
 	"github.com/cubesandbox/cube/guest-agent/agent/port"
 	"github.com/cubesandbox/cube/guest-agent/agent/reap"
 	"github.com/cubesandbox/cube/guest-agent/agent/server"
@@ -28,6 +29,8 @@ import (
 const (
 	// portName is what the machine calls the channel to the host.
 	portName = "cube.agent"
+	// nic is what the kernel calls the machine's one network card.
+	nic = "eth0"
 	// portTimeout bounds the wait for the channel's device, which is there before PID 1 starts.
 	portTimeout = time.Minute
 	crunPath    = "/usr/bin/crun"
@@ -64,18 +67,20 @@ func Run(version string) error {
 	if err != nil {
 		return err
 	}
-	log := events.NewLog()
+	log, card := events.NewLog(), network.NewCard(nic)
 	manager, err := container.NewManager(container.Config{
 		Dir:     containers,
 		Cgroups: boot.Cgroups,
 		Shm:     &volumes.Shm{Dir: sharedMem},
 		Crun:    runtime,
 		Events:  log,
+
+		ResolvConf: card.ResolvConf,
 	})
 	if err != nil {
 		return err
 	}
-	guest := &server.Guest{Containers: manager, Events: log, Version: version, PowerOff: powerOff}
+	guest := &server.Guest{Containers: manager, Card: card, Events: log, Version: version, PowerOff: powerOff}
 	if err := mux.Serve(channel, guest.Serve); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("serve the host: %w", err)
 	}

@@ -36,6 +36,7 @@ type ConfigureRequest struct {
 	Entropy       []byte                 `protobuf:"bytes,2,opt,name=entropy,proto3" json:"entropy,omitempty"`                       // 32–256 random bytes from the host
 	Hostname      string                 `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`                     // the pod's; a container's own comes from its spec
 	SandboxId     string                 `protobuf:"bytes,4,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Network       *Network               `protobuf:"bytes,5,opt,name=network,proto3" json:"network,omitempty"` // absent: the card is down
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -98,6 +99,90 @@ func (x *ConfigureRequest) GetSandboxId() string {
 	return ""
 }
 
+func (x *ConfigureRequest) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+// Network is what the guest's network card, eth0, has. IPv6 is off there.
+type Network struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`                         // IPv4, with the length of the prefix: 192.0.2.2/30
+	Gateway       string                 `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"`                         // IPv4, another address of that prefix; all goes by it
+	GatewayMac    []byte                 `protobuf:"bytes,3,opt,name=gateway_mac,json=gatewayMac,proto3" json:"gateway_mac,omitempty"` // the guest never asks for it
+	Mtu           uint32                 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"`                                // 576–65535
+	Nameservers   []string               `protobuf:"bytes,5,rep,name=nameservers,proto3" json:"nameservers,omitempty"`                 // IPv4, at most 3: /etc/resolv.conf of containers created from then on, unless mounts bring it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Network) Reset() {
+	*x = Network{}
+	mi := &file_guest_agent_api_agent_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Network) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Network) ProtoMessage() {}
+
+func (x *Network) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_agent_api_agent_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Network.ProtoReflect.Descriptor instead.
+func (*Network) Descriptor() ([]byte, []int) {
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Network) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Network) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *Network) GetGatewayMac() []byte {
+	if x != nil {
+		return x.GatewayMac
+	}
+	return nil
+}
+
+func (x *Network) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *Network) GetNameservers() []string {
+	if x != nil {
+		return x.Nameservers
+	}
+	return nil
+}
+
 type ConfigureResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	AgentVersion  string                 `protobuf:"bytes,1,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
@@ -109,7 +194,7 @@ type ConfigureResponse struct {
 
 func (x *ConfigureResponse) Reset() {
 	*x = ConfigureResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[1]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -121,7 +206,7 @@ func (x *ConfigureResponse) String() string {
 func (*ConfigureResponse) ProtoMessage() {}
 
 func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[1]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -134,7 +219,7 @@ func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{1}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ConfigureResponse) GetAgentVersion() string {
@@ -167,7 +252,7 @@ type SetTimeRequest struct {
 
 func (x *SetTimeRequest) Reset() {
 	*x = SetTimeRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[2]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -179,7 +264,7 @@ func (x *SetTimeRequest) String() string {
 func (*SetTimeRequest) ProtoMessage() {}
 
 func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[2]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -192,7 +277,7 @@ func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeRequest.ProtoReflect.Descriptor instead.
 func (*SetTimeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{2}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SetTimeRequest) GetUnixNanos() int64 {
@@ -215,7 +300,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[3]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -227,7 +312,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[3]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -240,7 +325,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{3}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Disk) GetSerial() string {
@@ -282,7 +367,7 @@ type Rootfs struct {
 
 func (x *Rootfs) Reset() {
 	*x = Rootfs{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[4]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -294,7 +379,7 @@ func (x *Rootfs) String() string {
 func (*Rootfs) ProtoMessage() {}
 
 func (x *Rootfs) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[4]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -307,7 +392,7 @@ func (x *Rootfs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rootfs.ProtoReflect.Descriptor instead.
 func (*Rootfs) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{4}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Rootfs) GetDisks() []*Disk {
@@ -336,7 +421,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[5]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -348,7 +433,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[5]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -361,7 +446,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{5}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Overlay) GetLower() []*LayerDir {
@@ -402,7 +487,7 @@ type LayerDir struct {
 
 func (x *LayerDir) Reset() {
 	*x = LayerDir{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[6]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -414,7 +499,7 @@ func (x *LayerDir) String() string {
 func (*LayerDir) ProtoMessage() {}
 
 func (x *LayerDir) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[6]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -427,7 +512,7 @@ func (x *LayerDir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerDir.ProtoReflect.Descriptor instead.
 func (*LayerDir) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{6}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LayerDir) GetDisk() uint32 {
@@ -457,7 +542,7 @@ type Stdio struct {
 
 func (x *Stdio) Reset() {
 	*x = Stdio{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[7]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -469,7 +554,7 @@ func (x *Stdio) String() string {
 func (*Stdio) ProtoMessage() {}
 
 func (x *Stdio) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[7]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -482,7 +567,7 @@ func (x *Stdio) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdio.ProtoReflect.Descriptor instead.
 func (*Stdio) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{7}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Stdio) GetTerminal() bool {
@@ -531,7 +616,7 @@ type CreateContainerRequest struct {
 
 func (x *CreateContainerRequest) Reset() {
 	*x = CreateContainerRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[8]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +628,7 @@ func (x *CreateContainerRequest) String() string {
 func (*CreateContainerRequest) ProtoMessage() {}
 
 func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[8]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +641,7 @@ func (x *CreateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateContainerRequest.ProtoReflect.Descriptor instead.
 func (*CreateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{8}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateContainerRequest) GetId() string {
@@ -626,7 +711,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[9]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -638,7 +723,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[9]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -651,7 +736,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{9}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *File) GetContent() []byte {
@@ -681,7 +766,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[10]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +778,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[10]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +791,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{10}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Share) GetStream() uint32 {
@@ -743,7 +828,7 @@ type Namespace struct {
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[11]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +840,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[11]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,7 +853,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{11}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Namespace) GetType() string {
@@ -795,7 +880,7 @@ type UpdateContainerRequest struct {
 
 func (x *UpdateContainerRequest) Reset() {
 	*x = UpdateContainerRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[12]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -807,7 +892,7 @@ func (x *UpdateContainerRequest) String() string {
 func (*UpdateContainerRequest) ProtoMessage() {}
 
 func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[12]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -820,7 +905,7 @@ func (x *UpdateContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateContainerRequest.ProtoReflect.Descriptor instead.
 func (*UpdateContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{12}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *UpdateContainerRequest) GetId() string {
@@ -851,7 +936,7 @@ type ExecProcessRequest struct {
 
 func (x *ExecProcessRequest) Reset() {
 	*x = ExecProcessRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[13]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +948,7 @@ func (x *ExecProcessRequest) String() string {
 func (*ExecProcessRequest) ProtoMessage() {}
 
 func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[13]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +961,7 @@ func (x *ExecProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProcessRequest.ProtoReflect.Descriptor instead.
 func (*ExecProcessRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{13}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExecProcessRequest) GetId() string {
@@ -930,7 +1015,7 @@ type ProcessResponse struct {
 
 func (x *ProcessResponse) Reset() {
 	*x = ProcessResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[14]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -942,7 +1027,7 @@ func (x *ProcessResponse) String() string {
 func (*ProcessResponse) ProtoMessage() {}
 
 func (x *ProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[14]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -955,7 +1040,7 @@ func (x *ProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessResponse.ProtoReflect.Descriptor instead.
 func (*ProcessResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{14}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ProcessResponse) GetPid() uint32 {
@@ -974,7 +1059,7 @@ type ContainerRequest struct {
 
 func (x *ContainerRequest) Reset() {
 	*x = ContainerRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -986,7 +1071,7 @@ func (x *ContainerRequest) String() string {
 func (*ContainerRequest) ProtoMessage() {}
 
 func (x *ContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -999,7 +1084,7 @@ func (x *ContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerRequest.ProtoReflect.Descriptor instead.
 func (*ContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{15}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ContainerRequest) GetId() string {
@@ -1021,7 +1106,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1118,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1131,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{16}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -1089,7 +1174,7 @@ type ResizePtyRequest struct {
 
 func (x *ResizePtyRequest) Reset() {
 	*x = ResizePtyRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1186,7 @@ func (x *ResizePtyRequest) String() string {
 func (*ResizePtyRequest) ProtoMessage() {}
 
 func (x *ResizePtyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1199,7 @@ func (x *ResizePtyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizePtyRequest.ProtoReflect.Descriptor instead.
 func (*ResizePtyRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{17}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ResizePtyRequest) GetId() string {
@@ -1154,7 +1239,7 @@ type ListPidsResponse struct {
 
 func (x *ListPidsResponse) Reset() {
 	*x = ListPidsResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1251,7 @@ func (x *ListPidsResponse) String() string {
 func (*ListPidsResponse) ProtoMessage() {}
 
 func (x *ListPidsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1179,7 +1264,7 @@ func (x *ListPidsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPidsResponse.ProtoReflect.Descriptor instead.
 func (*ListPidsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{18}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListPidsResponse) GetPids() []uint32 {
@@ -1198,7 +1283,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1295,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1308,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{19}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StatsResponse) GetMetrics() []byte {
@@ -1242,7 +1327,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1254,7 +1339,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1267,7 +1352,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{20}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -1292,7 +1377,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1389,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1402,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{21}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -1386,7 +1471,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1398,7 +1483,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1411,7 +1496,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{22}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Exit) GetId() string {
@@ -1444,7 +1529,7 @@ type OOM struct {
 
 func (x *OOM) Reset() {
 	*x = OOM{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +1541,7 @@ func (x *OOM) String() string {
 func (*OOM) ProtoMessage() {}
 
 func (x *OOM) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +1554,7 @@ func (x *OOM) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OOM.ProtoReflect.Descriptor instead.
 func (*OOM) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{23}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *OOM) GetId() string {
@@ -1483,14 +1568,22 @@ var File_guest_agent_api_agent_proto protoreflect.FileDescriptor
 
 const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x1bguest-agent/api/agent.proto\x12\rcube.agent.v1\x1a\x1bgoogle/protobuf/empty.proto\"\x86\x01\n" +
+	"\x1bguest-agent/api/agent.proto\x12\rcube.agent.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xb8\x01\n" +
 	"\x10ConfigureRequest\x12\x1d\n" +
 	"\n" +
 	"unix_nanos\x18\x01 \x01(\x03R\tunixNanos\x12\x18\n" +
 	"\aentropy\x18\x02 \x01(\fR\aentropy\x12\x1a\n" +
 	"\bhostname\x18\x03 \x01(\tR\bhostname\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x04 \x01(\tR\tsandboxId\"s\n" +
+	"sandbox_id\x18\x04 \x01(\tR\tsandboxId\x120\n" +
+	"\anetwork\x18\x05 \x01(\v2\x16.cube.agent.v1.NetworkR\anetwork\"\x92\x01\n" +
+	"\aNetwork\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x18\n" +
+	"\agateway\x18\x02 \x01(\tR\agateway\x12\x1f\n" +
+	"\vgateway_mac\x18\x03 \x01(\fR\n" +
+	"gatewayMac\x12\x10\n" +
+	"\x03mtu\x18\x04 \x01(\rR\x03mtu\x12 \n" +
+	"\vnameservers\x18\x05 \x03(\tR\vnameservers\"s\n" +
 	"\x11ConfigureResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12!\n" +
@@ -1613,85 +1706,87 @@ func file_guest_agent_api_agent_proto_rawDescGZIP() []byte {
 	return file_guest_agent_api_agent_proto_rawDescData
 }
 
-var file_guest_agent_api_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_guest_agent_api_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_guest_agent_api_agent_proto_goTypes = []any{
 	(*ConfigureRequest)(nil),       // 0: cube.agent.v1.ConfigureRequest
-	(*ConfigureResponse)(nil),      // 1: cube.agent.v1.ConfigureResponse
-	(*SetTimeRequest)(nil),         // 2: cube.agent.v1.SetTimeRequest
-	(*Disk)(nil),                   // 3: cube.agent.v1.Disk
-	(*Rootfs)(nil),                 // 4: cube.agent.v1.Rootfs
-	(*Overlay)(nil),                // 5: cube.agent.v1.Overlay
-	(*LayerDir)(nil),               // 6: cube.agent.v1.LayerDir
-	(*Stdio)(nil),                  // 7: cube.agent.v1.Stdio
-	(*CreateContainerRequest)(nil), // 8: cube.agent.v1.CreateContainerRequest
-	(*File)(nil),                   // 9: cube.agent.v1.File
-	(*Share)(nil),                  // 10: cube.agent.v1.Share
-	(*Namespace)(nil),              // 11: cube.agent.v1.Namespace
-	(*UpdateContainerRequest)(nil), // 12: cube.agent.v1.UpdateContainerRequest
-	(*ExecProcessRequest)(nil),     // 13: cube.agent.v1.ExecProcessRequest
-	(*ProcessResponse)(nil),        // 14: cube.agent.v1.ProcessResponse
-	(*ContainerRequest)(nil),       // 15: cube.agent.v1.ContainerRequest
-	(*SignalProcessRequest)(nil),   // 16: cube.agent.v1.SignalProcessRequest
-	(*ResizePtyRequest)(nil),       // 17: cube.agent.v1.ResizePtyRequest
-	(*ListPidsResponse)(nil),       // 18: cube.agent.v1.ListPidsResponse
-	(*StatsResponse)(nil),          // 19: cube.agent.v1.StatsResponse
-	(*EventsRequest)(nil),          // 20: cube.agent.v1.EventsRequest
-	(*Event)(nil),                  // 21: cube.agent.v1.Event
-	(*Exit)(nil),                   // 22: cube.agent.v1.Exit
-	(*OOM)(nil),                    // 23: cube.agent.v1.OOM
-	(*emptypb.Empty)(nil),          // 24: google.protobuf.Empty
+	(*Network)(nil),                // 1: cube.agent.v1.Network
+	(*ConfigureResponse)(nil),      // 2: cube.agent.v1.ConfigureResponse
+	(*SetTimeRequest)(nil),         // 3: cube.agent.v1.SetTimeRequest
+	(*Disk)(nil),                   // 4: cube.agent.v1.Disk
+	(*Rootfs)(nil),                 // 5: cube.agent.v1.Rootfs
+	(*Overlay)(nil),                // 6: cube.agent.v1.Overlay
+	(*LayerDir)(nil),               // 7: cube.agent.v1.LayerDir
+	(*Stdio)(nil),                  // 8: cube.agent.v1.Stdio
+	(*CreateContainerRequest)(nil), // 9: cube.agent.v1.CreateContainerRequest
+	(*File)(nil),                   // 10: cube.agent.v1.File
+	(*Share)(nil),                  // 11: cube.agent.v1.Share
+	(*Namespace)(nil),              // 12: cube.agent.v1.Namespace
+	(*UpdateContainerRequest)(nil), // 13: cube.agent.v1.UpdateContainerRequest
+	(*ExecProcessRequest)(nil),     // 14: cube.agent.v1.ExecProcessRequest
+	(*ProcessResponse)(nil),        // 15: cube.agent.v1.ProcessResponse
+	(*ContainerRequest)(nil),       // 16: cube.agent.v1.ContainerRequest
+	(*SignalProcessRequest)(nil),   // 17: cube.agent.v1.SignalProcessRequest
+	(*ResizePtyRequest)(nil),       // 18: cube.agent.v1.ResizePtyRequest
+	(*ListPidsResponse)(nil),       // 19: cube.agent.v1.ListPidsResponse
+	(*StatsResponse)(nil),          // 20: cube.agent.v1.StatsResponse
+	(*EventsRequest)(nil),          // 21: cube.agent.v1.EventsRequest
+	(*Event)(nil),                  // 22: cube.agent.v1.Event
+	(*Exit)(nil),                   // 23: cube.agent.v1.Exit
+	(*OOM)(nil),                    // 24: cube.agent.v1.OOM
+	(*emptypb.Empty)(nil),          // 25: google.protobuf.Empty
 }
 var file_guest_agent_api_agent_proto_depIdxs = []int32{
-	3,  // 0: cube.agent.v1.Rootfs.disks:type_name -> cube.agent.v1.Disk
-	5,  // 1: cube.agent.v1.Rootfs.overlay:type_name -> cube.agent.v1.Overlay
-	6,  // 2: cube.agent.v1.Overlay.lower:type_name -> cube.agent.v1.LayerDir
-	6,  // 3: cube.agent.v1.Overlay.upper:type_name -> cube.agent.v1.LayerDir
-	6,  // 4: cube.agent.v1.Overlay.work:type_name -> cube.agent.v1.LayerDir
-	4,  // 5: cube.agent.v1.CreateContainerRequest.rootfs:type_name -> cube.agent.v1.Rootfs
-	7,  // 6: cube.agent.v1.CreateContainerRequest.stdio:type_name -> cube.agent.v1.Stdio
-	9,  // 7: cube.agent.v1.CreateContainerRequest.files:type_name -> cube.agent.v1.File
-	10, // 8: cube.agent.v1.CreateContainerRequest.shares:type_name -> cube.agent.v1.Share
-	11, // 9: cube.agent.v1.CreateContainerRequest.namespaces:type_name -> cube.agent.v1.Namespace
-	7,  // 10: cube.agent.v1.ExecProcessRequest.stdio:type_name -> cube.agent.v1.Stdio
-	22, // 11: cube.agent.v1.Event.exit:type_name -> cube.agent.v1.Exit
-	23, // 12: cube.agent.v1.Event.oom:type_name -> cube.agent.v1.OOM
-	0,  // 13: cube.agent.v1.Agent.Configure:input_type -> cube.agent.v1.ConfigureRequest
-	2,  // 14: cube.agent.v1.Agent.SetTime:input_type -> cube.agent.v1.SetTimeRequest
-	8,  // 15: cube.agent.v1.Agent.CreateContainer:input_type -> cube.agent.v1.CreateContainerRequest
-	13, // 16: cube.agent.v1.Agent.ExecProcess:input_type -> cube.agent.v1.ExecProcessRequest
-	15, // 17: cube.agent.v1.Agent.StartContainer:input_type -> cube.agent.v1.ContainerRequest
-	16, // 18: cube.agent.v1.Agent.SignalProcess:input_type -> cube.agent.v1.SignalProcessRequest
-	15, // 19: cube.agent.v1.Agent.PauseContainer:input_type -> cube.agent.v1.ContainerRequest
-	15, // 20: cube.agent.v1.Agent.ResumeContainer:input_type -> cube.agent.v1.ContainerRequest
-	12, // 21: cube.agent.v1.Agent.UpdateContainer:input_type -> cube.agent.v1.UpdateContainerRequest
-	17, // 22: cube.agent.v1.Agent.ResizePty:input_type -> cube.agent.v1.ResizePtyRequest
-	15, // 23: cube.agent.v1.Agent.ListPids:input_type -> cube.agent.v1.ContainerRequest
-	15, // 24: cube.agent.v1.Agent.Stats:input_type -> cube.agent.v1.ContainerRequest
-	15, // 25: cube.agent.v1.Agent.DeleteContainer:input_type -> cube.agent.v1.ContainerRequest
-	20, // 26: cube.agent.v1.Agent.Events:input_type -> cube.agent.v1.EventsRequest
-	24, // 27: cube.agent.v1.Agent.Quiesce:input_type -> google.protobuf.Empty
-	24, // 28: cube.agent.v1.Agent.Shutdown:input_type -> google.protobuf.Empty
-	1,  // 29: cube.agent.v1.Agent.Configure:output_type -> cube.agent.v1.ConfigureResponse
-	24, // 30: cube.agent.v1.Agent.SetTime:output_type -> google.protobuf.Empty
-	14, // 31: cube.agent.v1.Agent.CreateContainer:output_type -> cube.agent.v1.ProcessResponse
-	14, // 32: cube.agent.v1.Agent.ExecProcess:output_type -> cube.agent.v1.ProcessResponse
-	24, // 33: cube.agent.v1.Agent.StartContainer:output_type -> google.protobuf.Empty
-	24, // 34: cube.agent.v1.Agent.SignalProcess:output_type -> google.protobuf.Empty
-	24, // 35: cube.agent.v1.Agent.PauseContainer:output_type -> google.protobuf.Empty
-	24, // 36: cube.agent.v1.Agent.ResumeContainer:output_type -> google.protobuf.Empty
-	24, // 37: cube.agent.v1.Agent.UpdateContainer:output_type -> google.protobuf.Empty
-	24, // 38: cube.agent.v1.Agent.ResizePty:output_type -> google.protobuf.Empty
-	18, // 39: cube.agent.v1.Agent.ListPids:output_type -> cube.agent.v1.ListPidsResponse
-	19, // 40: cube.agent.v1.Agent.Stats:output_type -> cube.agent.v1.StatsResponse
-	24, // 41: cube.agent.v1.Agent.DeleteContainer:output_type -> google.protobuf.Empty
-	21, // 42: cube.agent.v1.Agent.Events:output_type -> cube.agent.v1.Event
-	24, // 43: cube.agent.v1.Agent.Quiesce:output_type -> google.protobuf.Empty
-	24, // 44: cube.agent.v1.Agent.Shutdown:output_type -> google.protobuf.Empty
-	29, // [29:45] is the sub-list for method output_type
-	13, // [13:29] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	1,  // 0: cube.agent.v1.ConfigureRequest.network:type_name -> cube.agent.v1.Network
+	4,  // 1: cube.agent.v1.Rootfs.disks:type_name -> cube.agent.v1.Disk
+	6,  // 2: cube.agent.v1.Rootfs.overlay:type_name -> cube.agent.v1.Overlay
+	7,  // 3: cube.agent.v1.Overlay.lower:type_name -> cube.agent.v1.LayerDir
+	7,  // 4: cube.agent.v1.Overlay.upper:type_name -> cube.agent.v1.LayerDir
+	7,  // 5: cube.agent.v1.Overlay.work:type_name -> cube.agent.v1.LayerDir
+	5,  // 6: cube.agent.v1.CreateContainerRequest.rootfs:type_name -> cube.agent.v1.Rootfs
+	8,  // 7: cube.agent.v1.CreateContainerRequest.stdio:type_name -> cube.agent.v1.Stdio
+	10, // 8: cube.agent.v1.CreateContainerRequest.files:type_name -> cube.agent.v1.File
+	11, // 9: cube.agent.v1.CreateContainerRequest.shares:type_name -> cube.agent.v1.Share
+	12, // 10: cube.agent.v1.CreateContainerRequest.namespaces:type_name -> cube.agent.v1.Namespace
+	8,  // 11: cube.agent.v1.ExecProcessRequest.stdio:type_name -> cube.agent.v1.Stdio
+	23, // 12: cube.agent.v1.Event.exit:type_name -> cube.agent.v1.Exit
+	24, // 13: cube.agent.v1.Event.oom:type_name -> cube.agent.v1.OOM
+	0,  // 14: cube.agent.v1.Agent.Configure:input_type -> cube.agent.v1.ConfigureRequest
+	3,  // 15: cube.agent.v1.Agent.SetTime:input_type -> cube.agent.v1.SetTimeRequest
+	9,  // 16: cube.agent.v1.Agent.CreateContainer:input_type -> cube.agent.v1.CreateContainerRequest
+	14, // 17: cube.agent.v1.Agent.ExecProcess:input_type -> cube.agent.v1.ExecProcessRequest
+	16, // 18: cube.agent.v1.Agent.StartContainer:input_type -> cube.agent.v1.ContainerRequest
+	17, // 19: cube.agent.v1.Agent.SignalProcess:input_type -> cube.agent.v1.SignalProcessRequest
+	16, // 20: cube.agent.v1.Agent.PauseContainer:input_type -> cube.agent.v1.ContainerRequest
+	16, // 21: cube.agent.v1.Agent.ResumeContainer:input_type -> cube.agent.v1.ContainerRequest
+	13, // 22: cube.agent.v1.Agent.UpdateContainer:input_type -> cube.agent.v1.UpdateContainerRequest
+	18, // 23: cube.agent.v1.Agent.ResizePty:input_type -> cube.agent.v1.ResizePtyRequest
+	16, // 24: cube.agent.v1.Agent.ListPids:input_type -> cube.agent.v1.ContainerRequest
+	16, // 25: cube.agent.v1.Agent.Stats:input_type -> cube.agent.v1.ContainerRequest
+	16, // 26: cube.agent.v1.Agent.DeleteContainer:input_type -> cube.agent.v1.ContainerRequest
+	21, // 27: cube.agent.v1.Agent.Events:input_type -> cube.agent.v1.EventsRequest
+	25, // 28: cube.agent.v1.Agent.Quiesce:input_type -> google.protobuf.Empty
+	25, // 29: cube.agent.v1.Agent.Shutdown:input_type -> google.protobuf.Empty
+	2,  // 30: cube.agent.v1.Agent.Configure:output_type -> cube.agent.v1.ConfigureResponse
+	25, // 31: cube.agent.v1.Agent.SetTime:output_type -> google.protobuf.Empty
+	15, // 32: cube.agent.v1.Agent.CreateContainer:output_type -> cube.agent.v1.ProcessResponse
+	15, // 33: cube.agent.v1.Agent.ExecProcess:output_type -> cube.agent.v1.ProcessResponse
+	25, // 34: cube.agent.v1.Agent.StartContainer:output_type -> google.protobuf.Empty
+	25, // 35: cube.agent.v1.Agent.SignalProcess:output_type -> google.protobuf.Empty
+	25, // 36: cube.agent.v1.Agent.PauseContainer:output_type -> google.protobuf.Empty
+	25, // 37: cube.agent.v1.Agent.ResumeContainer:output_type -> google.protobuf.Empty
+	25, // 38: cube.agent.v1.Agent.UpdateContainer:output_type -> google.protobuf.Empty
+	25, // 39: cube.agent.v1.Agent.ResizePty:output_type -> google.protobuf.Empty
+	19, // 40: cube.agent.v1.Agent.ListPids:output_type -> cube.agent.v1.ListPidsResponse
+	20, // 41: cube.agent.v1.Agent.Stats:output_type -> cube.agent.v1.StatsResponse
+	25, // 42: cube.agent.v1.Agent.DeleteContainer:output_type -> google.protobuf.Empty
+	22, // 43: cube.agent.v1.Agent.Events:output_type -> cube.agent.v1.Event
+	25, // 44: cube.agent.v1.Agent.Quiesce:output_type -> google.protobuf.Empty
+	25, // 45: cube.agent.v1.Agent.Shutdown:output_type -> google.protobuf.Empty
+	30, // [30:46] is the sub-list for method output_type
+	14, // [14:30] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_guest_agent_api_agent_proto_init() }
@@ -1699,7 +1794,7 @@ func file_guest_agent_api_agent_proto_init() {
 	if File_guest_agent_api_agent_proto != nil {
 		return
 	}
-	file_guest_agent_api_agent_proto_msgTypes[21].OneofWrappers = []any{
+	file_guest_agent_api_agent_proto_msgTypes[22].OneofWrappers = []any{
 		(*Event_Exit)(nil),
 		(*Event_Oom)(nil),
 	}
@@ -1709,7 +1804,7 @@ func file_guest_agent_api_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_agent_api_agent_proto_rawDesc), len(file_guest_agent_api_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

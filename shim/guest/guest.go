@@ -82,8 +82,9 @@ func (g *Guest) Open() (*mux.Stream, uint32, error) {
 	return st, id, err
 }
 
-// Identify gives the guest its time, random numbers and name: the first call after a boot or restore.
-func (g *Guest) Identify(ctx context.Context, hostname, id string) (*api.ConfigureResponse, error) {
+// Identify gives the guest its time, random numbers and name, and its network, nil for none: the first call after a boot
+// or restore.
+func (g *Guest) Identify(ctx context.Context, hostname, id string, network *api.Network) (*api.ConfigureResponse, error) {
 	seed := make([]byte, entropyBytes)
 	rand.Read(seed) // never fails
 	r, err := g.Configure(ctx, &api.ConfigureRequest{
@@ -91,6 +92,7 @@ func (g *Guest) Identify(ctx context.Context, hostname, id string) (*api.Configu
 		Entropy:   seed,
 		Hostname:  hostname,
 		SandboxId: id,
+		Network:   network,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("give the guest its identity: %w", err)

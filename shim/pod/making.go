@@ -11,12 +11,16 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/vmm"
 )
+
+// attachLimit bounds the wait for the network's part of a machine, which is ready made.
+const attachLimit = 10 * time.Second
 
 // identifyLimit bounds the greeting of the agent in a machine that has already answered once.
 const identifyLimit = 10 * time.Second
@@ -31,6 +35,7 @@ type making struct {
 
 	undo    undo.Stack
 	state   record.PodState
+	network *api.Network // nil for none
 	machine vmm.Machine
 	guest   *guest.Guest
 	vm      *vm // after identify
@@ -98,6 +103,14 @@ func (k *making) launch(ctx context.Context, root *os.File) error {
 	began := time.Now()
 	r := k.request
 	r.Root = root
+	a, err := k.attach(ctx)
+	if err != nil {
+		return err
+	}
+	if a != nil {
+		defer a.Tap.Close() // the machine has its own
+		r.Tap, k.network = a.Tap, a.Guest
+	}
 	m, err := k.env.Launcher(k.cfg).Launch(ctx, r)
 	if err != nil {
 		return err
@@ -109,6 +122,20 @@ func (k *making) launch(ctx context.Context, root *os.File) error {
 	return k.env.Dir.SaveState(k.state)
 }
 
+// attach gets the pod's place in the network, nil for none.
+func (k *making) attach(ctx context.Context) (*Attachment, error) {
+	if k.env.Attach == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout(attachLimit))
+	defer cancel()
+	a, err := k.env.Attach(ctx, k.cfg, k.env.Namespace, k.env.ID)
+	if err != nil {
+		return nil, fmt.Errorf("attach the pod to the network: %w", err)
+	}
+	return a, nil
+}
+
 // identify greets the agent and gives the guest its identity, before which nothing of a workload runs in it.
 func (k *making) identify(ctx context.Context) (_ *vm, err error) {
 	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout(identifyLimit))
@@ -116,7 +143,7 @@ func (k *making) identify(ctx context.Context) (_ *vm, err error) {
 	if k.guest, err = guest.Connect(ctx, k.machine.Agent(), k.cfg.Timeout); err != nil {
 		return nil, k.deathOf(err)
 	}
-	if _, err = k.guest.Identify(ctx, hostname(k.hostname), k.env.ID); err != nil {
+	if _, err = k.guest.Identify(ctx, hostname(k.hostname), k.env.ID, k.network); err != nil {
 		return nil, k.deathOf(err)
 	}
 	k.vm = newVM(k.machine, k.guest, k.log, k.cfg.Timeout, k.undone)

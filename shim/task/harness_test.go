@@ -41,6 +41,8 @@ type harness struct {
 	runDir   string
 	podDir   record.Pod
 	shutdown *shutdownService
+	// attach, if set, is what gives the pod its place in the network.
+	attach func(context.Context) (*pod.Attachment, error)
 }
 
 // testScale makes deadlines short; see config.TimeoutScale.
@@ -81,6 +83,15 @@ func newHarness(t *testing.T) *harness {
 		Log:       log,
 		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
 		Cleanup:   func(_ *config.Config, dir string) error { return os.RemoveAll(dir) },
+		Attach: func(ctx context.Context, _ *config.Config, namespace, id string) (*pod.Attachment, error) {
+			if namespace != "testing" || id != cid {
+				t.Errorf("attach %s/%s", namespace, id)
+			}
+			if h.attach == nil {
+				return nil, nil
+			}
+			return h.attach(ctx)
+		},
 	})
 	h.Service = NewService(p, h.shutdown, log, "")
 	t.Cleanup(func() {

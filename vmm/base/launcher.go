@@ -92,6 +92,7 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (_ vmm.Machine, er
 		Shape:    b.Key.Shape,
 		CPULimit: r.CPULimit,
 		NetNS:    r.NetNS,
+		Tap:      r.Tap,
 		Accel:    b.Key.Accel,
 		Memory:   b.held.File,
 		Modules:  modules,

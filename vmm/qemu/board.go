@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"strconv"
 
@@ -18,7 +17,7 @@ const (
 	// ModulesSerial is the disk with the guest's kernel modules, which every machine has.
 	ModulesSerial = "modules"
 	// BoardVersion changes whenever what a saved state is made of does: machine type, devices, their order, CPU model.
-	BoardVersion = 3
+	BoardVersion = 4
 
 	scsiBus = "scsi0.0"
 	// maxLUN leaves plenty for one container per disk and stays below where virtio-scsi changes its addressing (256).
@@ -32,9 +31,6 @@ const (
 	rootFDSet    = 2
 	firstFDSet   = 10
 )
-
-// mac is the same in every machine, so that a restored one has nothing to re-address. It is locally administered.
-var mac = net.HardwareAddr{0x02, 'c', 'u', 'b', 'e', 0x01}
 
 // CPUModel is what the guest's CPU is: all that the accelerator offers.
 func CPUModel(a accel.Kind) string {
@@ -103,7 +99,7 @@ func layout(s *Spec, f fds) *Config {
 			SCSIController{ID: "scsi0"},
 			Disk{Serial: ModulesSerial, FDSet: modulesFDSet, FD: f.modules, Bus: scsiBus, LUN: modulesLUN, ReadOnly: true},
 			rootDisk(f.root),
-			Tap{ID: "nic0", FD: f.tap, MAC: mac},
+			Tap{ID: "nic0", FD: f.tap, MAC: vmm.MAC},
 		},
 		Incoming: f.state,
 	}

@@ -128,7 +128,10 @@ func (c *Config) Argv() ([]string, error) {
 	}
 	if c.Incoming != 0 {
 		// The state is of devices only, without the section that describes the configuration.
-		argv = append(argv, "-global", "migration.send-configuration=off", "-incoming", fmt.Sprintf("fd:%d", c.Incoming))
+		argv = append(argv, "-global", "migration.send-configuration=off",
+			// No frames by which a network would learn that the machine has moved: it hasn't. See also Tap.
+			"-global", "migration.announce-rounds=0",
+			"-incoming", fmt.Sprintf("fd:%d", c.Incoming))
 	}
 	return argv, nil
 }

@@ -102,8 +102,8 @@ func TestDeviceValid(t *testing.T) {
 		"disk or not":     Disk{Serial: "a", Bus: "b", FDSet: 1, Placeholder: 1},
 		"disk lun":        Disk{Serial: "a", FDSet: 1, Bus: "b", LUN: maxLUN + 1},
 		"nic address":     Tap{ID: "a", FD: 3},
-		"nic descriptor":  Tap{ID: "a", FD: 0, MAC: mac},
-		"nic id":          Tap{ID: "-", FD: 3, MAC: mac},
+		"nic descriptor":  Tap{ID: "a", FD: 0, MAC: vmm.MAC},
+		"nic id":          Tap{ID: "-", FD: 3, MAC: vmm.MAC},
 		"nic eui64":       Tap{ID: "a", FD: 3, MAC: make(net.HardwareAddr, 8)},
 		"id that is long": SCSIController{ID: strings.Repeat("a", 40)},
 	} {

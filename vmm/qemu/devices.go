@@ -173,6 +173,10 @@ func (d Tap) Params() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	nic, err := device("virtio-net-device", d.ID, map[string]any{"netdev": backend, "mac": d.MAC.String()})
+	nic, err := device("virtio-net-device", d.ID, map[string]any{
+		"netdev": backend, "mac": d.MAC.String(),
+		// With it a restored guest would announce itself, and QEMU crashes on the guest's reset when it is to do that 0 times.
+		"guest_announce": false,
+	})
 	return []string{"-netdev", netdev, "-device", nic}, err
 }

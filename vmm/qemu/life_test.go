@@ -197,6 +197,8 @@ func TestStartFails(t *testing.T) {
 		{"QEMU is not there", "execute /usr/bin/qemu", func(s *qemu.Spec) { s.QEMU = emptyRoot(t) }},
 		{"no such network namespace", "network namespace", func(s *qemu.Spec) { s.NetNS = "/nonexistent" }},
 		{"not a network namespace", "network", func(s *qemu.Spec) { s.NetNS = "/proc/self/ns/mnt" }},
+		{"not a tap", "no tap", func(s *qemu.Spec) { s.Tap = garbage }},
+		{"a tap without a header", "IFF_VNET_HDR", func(s *qemu.Spec) { s.Tap = tap(t, newNetNS(t), unix.IFF_TAP|unix.IFF_NO_PI) }},
 		{"memory of the wrong size", "restore", func(s *qemu.Spec) { s.Memory = garbage }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -4,13 +4,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/vmm/internal/testguest"
 	"github.com/cubesandbox/cube/vmm/qemu"
@@ -126,77 +123,6 @@ func cpuTime(t testing.TB, m *qemu.Machine) time.Duration {
 	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+2:])
 	const tick = 10 * time.Millisecond // USER_HZ is 100 on all of Linux's architectures that matter here
 	return time.Duration(mustAtoi(t, f[11])+mustAtoi(t, f[12])) * tick
-}
-
-// In a network namespace that exists, the machine's tap lives there as long as the machine.
-func TestNetNS(t *testing.T) {
-	cfg := testguest.Config(t)
-	path := filepath.Join(t.TempDir(), "netns")
-	if err := makeNetNS(path); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
-	s := restoreSpec(t, cfg, "netns")
-	s.NetNS = path
-	m, _ := start(t, cfg, s)
-	var want, got unix.Stat_t
-	if err := unix.Stat(path, &want); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/net", m.PID()), &got); err != nil || got.Ino != want.Ino {
-		t.Errorf("QEMU is in namespace %d, want %d, %v", got.Ino, want.Ino, err)
-	}
-	dev := read(t, fmt.Sprintf("/proc/%d/net/dev", m.PID()))
-	if !strings.Contains(dev, "tap0:") {
-		t.Errorf("no tap:\n%s", dev)
-	}
-	_ = m.Stop(gone())
-	if err := inNetNS(path, func() error {
-		b, err := os.ReadFile("/proc/thread-self/net/dev")
-		if err == nil && strings.Contains(string(b), "tap0:") {
-			err = fmt.Errorf("the tap is left:\n%s", b)
-		}
-		return err
-	}); err != nil {
-		t.Error(err)
-	}
-}
-
-// makeNetNS makes a network namespace that is held by a mount.
-func makeNetNS(path string) error {
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		return err
-	}
-	return onThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
-	})
-}
-
-func inNetNS(path string, do func() error) error {
-	return onThread(func() error {
-		f, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		return do()
-	})
-}
-
-// onThread calls do on a thread that ends with it.
-func onThread(do func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocks: the thread is spoilt
-		done <- do()
-	}()
-	return <-done
 }
 
 // TestFootprint shows what an idle machine costs. The figures are for docs and for the overhead in limits.

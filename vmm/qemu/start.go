@@ -39,6 +39,7 @@ type Spec struct {
 	Shape    vmm.Shape
 	CPULimit float64
 	NetNS    string
+	Tap      *os.File // see vmm.Request
 	Accel    accel.Kind
 	// Memory is a file of the shape's size that any uid may open (memory.Scratch, or a sealed one). For a machine that
 	// shares it, it must be the machine's alone.
@@ -73,6 +74,11 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	u.Push(func() error { return os.RemoveAll(s.Dir) })
 	began := time.Now()
 
+	if s.Tap != nil {
+		if err := validTap(s.Tap); err != nil {
+			return nil, err
+		}
+	}
 	rec, err := record.New(ctx, s.Dir, s.ID)
 	if err != nil {
 		return nil, err
@@ -103,7 +109,7 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 		Cgroup:   group,
 		NetNS:    s.NetNS,
 		KVM:      s.Accel == accel.KVM,
-		Tap:      true,
+		Tap:      s.Tap == nil,
 	}
 	// The directory behind the name "current": the machine keeps to it whatever set-up publishes meanwhile.
 	if cmd.Root, err = filepath.EvalSymlinks(s.QEMU); err != nil {
@@ -161,7 +167,11 @@ func (s *Spec) descriptors(cmd *jail.Command, ch *channels, root *os.File) ([]st
 	if root != nil {
 		f.root = add(root)
 	}
-	f.tap = cmd.TapFD()
+	if s.Tap != nil {
+		f.tap = add(s.Tap)
+	} else {
+		f.tap = cmd.TapFD()
+	}
 	return layout(s, f).Argv()
 }
 

@@ -103,6 +103,8 @@ var sysctls = map[string]string{
 	"fs/inotify/max_user_instances": "8192",
 	"fs/inotify/max_user_watches":   "524288",
 	"vm/max_map_count":              "262144",
+	// There is no IPv6 on the network; programs would try it first.
+	"net/ipv6/conf/eth0/disable_ipv6": "1",
 }
 
 func applySysctls() error {

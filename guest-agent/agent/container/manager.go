@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -31,6 +32,8 @@ const (
 	cgroupParent = "/cube"
 	// cleanupTimeout bounds what is still done for a call whose own time may be up.
 	cleanupTimeout = 10 * time.Second
+	// resolvConfFile is where a container looks for its name servers.
+	resolvConfFile = "/etc/resolv.conf"
 )
 
 // ids are what containerd calls containers and processes (its pkg/identifiers).
@@ -52,6 +55,8 @@ type Config struct {
 	Shm     *volumes.Shm
 	Crun    *crun.Runtime
 	Events  *events.Log
+	// ResolvConf returns the resolv.conf for containers that bring none, empty if the guest has none.
+	ResolvConf func() []byte
 }
 
 // Manager has all containers. Its methods may be called from many goroutines.
@@ -119,7 +124,11 @@ func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error
 	if c.root, err = rootfs.Mount(ctx, c.dir, r.Rootfs); err != nil {
 		return nil, err
 	}
-	if c.volumes, err = volumes.Prepare(ctx, c.dir, r.Files, r.Shares); err != nil {
+	files, resolvConf := r.Files, m.ResolvConf()
+	if len(resolvConf) > 0 && c.root.Takes(resolvConfFile) {
+		files = append(slices.Clip(files), &api.File{Content: resolvConf, Mode: 0o644})
+	}
+	if c.volumes, err = volumes.Prepare(ctx, c.dir, files, r.Shares); err != nil {
 		return nil, err
 	}
 	if err := c.writeSpec(r); err != nil {
@@ -213,7 +222,10 @@ func (m *Manager) Leave(ctx context.Context) error {
 func (c *Container) writeSpec(r Create) error {
 	g := spec.Guest{
 		Rootfs: c.root.Path, Cgroup: c.cgroupPath, Terminal: r.Terminal,
-		Files: c.volumes.Files, Shares: c.volumes.Shares, Shm: c.m.Shm.Path,
+		Files: c.volumes.Files[:len(r.Files)], Shares: c.volumes.Shares, Shm: c.m.Shm.Path,
+	}
+	if len(c.volumes.Files) > len(r.Files) {
+		g.ResolvConf = c.volumes.Files[len(r.Files)]
 	}
 	var err error
 	if g.Join, err = c.m.join(r.Namespaces); err != nil {

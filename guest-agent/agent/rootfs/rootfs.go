@@ -67,6 +67,22 @@ func Mount(ctx context.Context, dir string, r *api.Rootfs) (_ *Root, err error) 
 	return root, nil
 }
 
+// Takes tells whether something can be mounted over that file, which is there or can be made.
+func (r *Root) Takes(file string) bool {
+	root, err := openBeneath(unix.AT_FDCWD, r.Path, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat2(root, file, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	if err == nil {
+		_ = unix.Close(fd)
+		return true
+	}
+	var fs unix.Statfs_t
+	return unix.Fstatfs(root, &fs) == nil && fs.Flags&unix.ST_RDONLY == 0
+}
+
 // Unmount unmounts everything, which writes all data to the disks. When it fails, it may be called again.
 func (r *Root) Unmount() error {
 	for n := len(r.mounted); n > 0; n-- {

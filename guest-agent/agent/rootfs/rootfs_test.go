@@ -108,3 +108,34 @@ func TestOverlayStaysOnItsDisks(t *testing.T) {
 		t.Errorf("outside of the disk: %v, %v", entries, err)
 	}
 }
+
+func TestTakes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting takes root")
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "etc/there"), "")
+	for name, target := range map[string]string{"good": "/etc/there", "dangling": "/etc/absent", "outside": "../../../../../../bin/sh"} {
+		if err := os.Symlink(target, filepath.Join(dir, "etc", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := &Root{Path: dir}
+	if !r.Takes("/etc/absent") || !r.Takes("/etc/there") {
+		t.Error("a root that can be written to takes anything")
+	}
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{
+		"/etc/there": true, "/etc/good": true, "/etc/absent": false, "/etc/dangling": false, "/etc/outside": false, "/none/there": false,
+	} {
+		if got := r.Takes(name); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cubesandbox/cube/guest-agent/agent/container"
 	"github.com/cubesandbox/cube/guest-agent/agent/identity"
+	"github.com/cubesandbox/cube/guest-agent/agent/network"
 	"github.com/cubesandbox/cube/guest-agent/api"
 )
 
@@ -21,14 +22,22 @@ const machineID = "/etc/machine-id"
 var empty = &emptypb.Empty{}
 
 func (s *service) Configure(_ context.Context, r *api.ConfigureRequest) (*api.ConfigureResponse, error) {
-	// The clock last, as it ages while the rest is done; the rest takes no time that counts.
-	err := errors.Join(
+	nic, err := network.Parse(r.Network)
+	if err != nil {
+		return nil, err
+	}
+	first, setClock := !s.configured.Load(), identity.CorrectClock
+	if first {
+		setClock = identity.SetClock
+	}
+	// The clock ages while the rest is done, so what takes time comes after it.
+	if err := errors.Join(
 		identity.Reseed(r.Entropy),
 		identity.SetHostname(r.Hostname),
 		identity.SetMachineID(machineID, r.SandboxId),
-		identity.SetClock(time.Unix(0, r.UnixNanos)),
-	)
-	if err != nil {
+		setClock(time.Unix(0, r.UnixNanos)),
+		s.Card.Configure(nic, first),
+	); err != nil {
 		return nil, err
 	}
 	var u unix.Utsname

@@ -22,6 +22,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/crun"
 	"github.com/cubesandbox/cube/guest-agent/agent/disks"
 	"github.com/cubesandbox/cube/guest-agent/agent/events"
+	"github.com/cubesandbox/cube/guest-agent/agent/network"
 	"github.com/cubesandbox/cube/guest-agent/agent/rootfs"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
 	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
@@ -36,6 +37,7 @@ const callTimeout = 2 * time.Minute
 // Guest is what the server serves. It is the same for all sessions.
 type Guest struct {
 	Containers *container.Manager
+	Card       *network.Card
 	Events     *events.Log
 	Version    string
 	// PowerOff ends the machine. It is called once everything is written and the answer to Shutdown is on its way.
@@ -95,7 +97,7 @@ func toStatus(err error) error {
 		code = codes.AlreadyExists
 	case errors.Is(err, errdefs.ErrFailedPrecondition):
 		code = codes.FailedPrecondition
-	case errors.Is(err, errdefs.ErrInvalidArgument), errors.Is(err, spec.ErrInvalid), errors.Is(err, rootfs.ErrInvalid), errors.Is(err, volumes.ErrInvalid), errors.Is(err, mux.ErrNoStream):
+	case errors.Is(err, errdefs.ErrInvalidArgument), errors.Is(err, spec.ErrInvalid), errors.Is(err, rootfs.ErrInvalid), errors.Is(err, volumes.ErrInvalid), errors.Is(err, network.ErrInvalid), errors.Is(err, mux.ErrNoStream):
 		code = codes.InvalidArgument
 	case errors.As(err, &failed) && failed.NoCommand():
 		code = codes.InvalidArgument

@@ -19,6 +19,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/crun"
 	"github.com/cubesandbox/cube/guest-agent/agent/disks"
 	"github.com/cubesandbox/cube/guest-agent/agent/events"
+	"github.com/cubesandbox/cube/guest-agent/agent/network"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/guest-agent/api/mux"
@@ -35,6 +36,7 @@ func TestToStatus(t *testing.T) {
 		{fmt.Errorf("x: %w", errdefs.ErrFailedPrecondition), codes.FailedPrecondition},
 		{fmt.Errorf("x: %w", spec.ErrInvalid), codes.InvalidArgument},
 		{fmt.Errorf("x: %w", mux.ErrNoStream), codes.InvalidArgument},
+		{fmt.Errorf("x: %w", network.ErrInvalid), codes.InvalidArgument},
 		{&crun.Error{Message: "executable file `x` not found in $PATH"}, codes.InvalidArgument},
 		{&crun.Error{Message: "mount: no"}, codes.Unknown},
 		{fmt.Errorf("x: %w", context.DeadlineExceeded), codes.DeadlineExceeded},

@@ -3,6 +3,7 @@ package spec
 import (
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +35,24 @@ func mounts(s *specs.Spec, g Guest) error {
 			m.Options = append([]string{"bind"}, bindOptions(m.Options)...)
 		}
 	}
+	return nil
+}
+
+// resolver gives the container the guest's resolv.conf, unless a mount of its own brings one, or the directory.
+func resolver(s *specs.Spec, g Guest) error {
+	const file = "/etc/resolv.conf"
+	own := func(m specs.Mount) bool {
+		at := path.Join("/", m.Destination)
+		return at == file || at == path.Dir(file)
+	}
+	if g.ResolvConf == "" || slices.ContainsFunc(s.Mounts, own) {
+		return nil
+	}
+	options := []string{"bind", "nosuid", "nodev", "noexec"}
+	if s.Root.Readonly {
+		options = append(options, "ro")
+	}
+	s.Mounts = append(s.Mounts, specs.Mount{Destination: file, Type: "bind", Source: g.ResolvConf, Options: options})
 	return nil
 }
 

@@ -3,6 +3,7 @@ package spec
 import (
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,6 +65,46 @@ func TestPreparedMounts(t *testing.T) {
 	s.Mounts = []specs.Mount{{Destination: "/data", Type: "cube-share", Source: "0", Options: []string{"rbind"}}}
 	if _, err := transform(t, s, g); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a mount of two types: %v", err)
+	}
+}
+
+func TestResolver(t *testing.T) {
+	g := guest
+	g.ResolvConf = "/f/1"
+	want := specs.Mount{Destination: "/etc/resolv.conf", Type: "bind", Source: "/f/1", Options: []string{"bind", "nosuid", "nodev", "noexec"}}
+	for _, c := range []struct {
+		destination string // of a mount of the container's own
+		readonly    bool
+		given       bool
+	}{
+		{"/proc", false, true},
+		{"/proc", true, true},
+		{"/etc/hosts", false, true},
+		{"/etc/resolv.conf", false, false},
+		{"etc/./resolv.conf/", false, false},
+		{"/etc", false, false},
+	} {
+		s := sample()
+		s.Root.Readonly = c.readonly
+		s.Mounts[0].Destination = c.destination
+		got, err := transform(t, s, g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mounts := s.Mounts
+		if c.given {
+			w := want
+			if c.readonly {
+				w.Options = append(slices.Clip(w.Options), "ro")
+			}
+			mounts = append(mounts, w)
+		}
+		if !reflect.DeepEqual(got.Mounts, mounts) {
+			t.Errorf("%+v: %v, want %v", c, got.Mounts, mounts)
+		}
+	}
+	if got, err := transform(t, sample(), guest); err != nil || len(got.Mounts) != 1 {
+		t.Errorf("without a resolv.conf: %v, %v", got, err)
 	}
 }
 

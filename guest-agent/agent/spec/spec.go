@@ -34,6 +34,8 @@ type Guest struct {
 	// Shm returns the path of the /dev/shm that containers have in common. Whoever comes first decides on its size
 	// (tmpfs(5)), "" for the kernel's default.
 	Shm func(size string) (string, error)
+	// ResolvConf is the path of the resolv.conf for a container that brings none, "" if the guest has none.
+	ResolvConf string
 }
 
 // Container transforms a container's specification.
@@ -43,7 +45,7 @@ func Container(b []byte, g Guest) ([]byte, error) {
 		return nil, err
 	}
 	for _, step := range []func(*specs.Spec, Guest) error{
-		complete, newer, namespaces, mounts, hooks, seccomp, devices, place,
+		complete, newer, namespaces, mounts, resolver, hooks, seccomp, devices, place,
 	} {
 		if err := step(&s, g); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrInvalid, err)

@@ -27,7 +27,7 @@ var ErrInvalid = errors.New("invalid volume")
 
 // Limits of one container.
 const (
-	maxFiles    = 16
+	maxFiles    = 17 // 16 of the host's and the guest's resolv.conf
 	maxFileSize = 64 << 10
 	maxShares   = 64
 )

@@ -45,7 +45,7 @@ func TestCheck(t *testing.T) {
 		t.Error(err)
 	}
 	for want, err := range map[string]error{
-		"17 files":    check(make([]*api.File, maxFiles+1), nil),
+		"18 files":    check(make([]*api.File, maxFiles+1), nil),
 		"65537 bytes": check([]*api.File{{Content: make([]byte, maxFileSize+1)}}, nil),
 		"01000":       check([]*api.File{{Mode: 0o1000}}, nil),
 		"65 shares":   check(nil, make([]Share, maxShares+1)),
