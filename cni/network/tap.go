@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"syscall"
 
 	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
@@ -80,16 +81,16 @@ func (s *session) reserve() (int, error) {
 	return 0, fmt.Errorf("all %d taps are in use: %w", bpf.MaxSandboxes, errdefs.ErrResourceExhausted)
 }
 
-// makeTap makes the tap of a number that is reserved: closed, and up only when its programs are there.
+// makeTap makes the tap of a number that is reserved: closed, and up only when its programs are there. Of one that can't be
+// made nothing is left; its number may be.
 func (s *session) makeTap(number int) (_ netlink.Link, err error) {
 	name := s.tapName(number)
 	var u undo.Stack
 	defer u.Run(&err)
-	f, err := attach(name, tapFlags|unix.IFF_TUN_EXCL)
-	if err != nil {
+	if err := create(name); err != nil {
 		return nil, fmt.Errorf("make tap %s: %w; if that device is not Cube's, set network.tap_prefix to another name", name, err)
 	}
-	defer func() { err = errors.Join(err, f.Close()) }() // without persistence the tap goes with it
+	u.Push(func() error { return s.removeTap(number) })
 	l, err := s.find(name)
 	if err == nil && l == nil {
 		err = fmt.Errorf("tap %s isn't there: is /dev/net/tun another network namespace's?", name)
@@ -109,11 +110,6 @@ func (s *session) makeTap(number int) (_ netlink.Link, err error) {
 	if err := s.datapath.AttachTap(l.Attrs().Index); err != nil {
 		return nil, fmt.Errorf("make tap %s: %w", name, err)
 	}
-	u.Push(func() error { return s.datapath.DetachTap(l.Attrs().Index) })
-	if err := control(f, unix.TUNSETPERSIST, 1); err != nil {
-		return nil, fmt.Errorf("make tap %s stay: %w", name, err)
-	}
-	u.Push(func() error { return s.links.LinkDel(l) })
 	if err := s.links.LinkSetUp(l); err != nil {
 		return nil, fmt.Errorf("set tap %s up: %w", name, err)
 	}
@@ -160,6 +156,22 @@ func (s *session) setMTU(l netlink.Link) error {
 		return fmt.Errorf("set the MTU of %s to %d: %w", l.Attrs().Name, mtu, err)
 	}
 	l.Attrs().MTU = mtu
+	return nil
+}
+
+// create makes a tap that stays, and that is down.
+func create(name string) (err error) {
+	// A child that has been forked and isn't its own program yet would have the tap too, and whoever opens it next be refused.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	f, err := attach(name, tapFlags|unix.IFF_TUN_EXCL)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := control(f, unix.TUNSETPERSIST, 1); err != nil {
+		return fmt.Errorf("TUNSETPERSIST: %w", err)
+	}
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
@@ -46,11 +47,12 @@ const allowAll = `"policy": {"default": "allow"}`
 
 func newNode(t *testing.T) *node {
 	t.Helper()
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // of each plugin process, in a race test
 	n := &node{Host: testnet.New(t), t: t, bin: t.TempDir()}
 	self, err := os.Executable()
 	testnet.Must(t, err)
 	testnet.Must(t, os.Symlink(self, filepath.Join(n.bin, "cube-cni")))
-	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.bin}, t.TempDir(), nil)
+	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.bin}, t.TempDir(), &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}})
 	n.config = n.Write()
 	n.list = n.conf(allowAll)
 	host, err := netns.Get()
