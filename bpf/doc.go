@@ -6,8 +6,8 @@
 //
 // A tap is closed from when its programs are attached until a sandbox is added for it, and again once it is removed; a
 // sandbox without a policy reaches nothing. What is in force stays so without any process: programs, links and maps are
-// pinned on a BPF file system of the datapath's own. One process steers a datapath at a time; whoever opens it next finds
-// everything as it was, and attaching again brings its own programs to a hook without a gap.
+// pinned on a BPF file system of the datapath's own. One process at a time opens it and brings its programs, to a hook that has
+// others without a gap, and finds everything as it was; any number of others use what is there then.
 //
 // The package knows nothing of machines, of CNI or of the host's rules for what leaves the gateway device.
 package bpf

@@ -42,10 +42,6 @@ func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error
 		return nil, err
 	}
 	defer s.end(&err)
-	rows, err := s.compile(r.Policy)
-	if err != nil {
-		return nil, err
-	}
 	a, err := s.take(ctx, key, true)
 	if err != nil {
 		return nil, err
@@ -53,6 +49,11 @@ func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error
 	defer s.done(a, &err)
 	if a.Open != nil {
 		return nil, fmt.Errorf("container %s has an interface already, %s of network %s: %w", r.ID, a.Open.IfName, a.Open.Network, errdefs.ErrAlreadyExists)
+	}
+	// With the lock: a Refresh is either before, as is the change that it is for, or it comes to this one too.
+	rows, err := s.compile(r.Policy)
+	if err != nil {
+		return nil, err
 	}
 	var u undo.Stack
 	defer u.Run(&err)
@@ -131,10 +132,6 @@ func (n *Network) SetPolicy(ctx context.Context, id string, p *policy.Policy) (e
 		return err
 	}
 	defer s.end(&err)
-	rows, err := s.compile(p)
-	if err != nil {
-		return err
-	}
 	a, err := s.take(ctx, key, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return notOpen(id)
@@ -144,6 +141,10 @@ func (n *Network) SetPolicy(ctx context.Context, id string, p *policy.Policy) (e
 	defer s.done(a, &err)
 	if a.Open == nil {
 		return notOpen(id)
+	}
+	rows, err := s.compile(p)
+	if err != nil {
+		return err
 	}
 	// Written before it is in force: what another process puts in force then is the latest, if maybe twice.
 	a.Open.Policy = p
