@@ -294,7 +294,7 @@ func TestVolumesRefused(t *testing.T) {
 		code    codes.Code
 		words   string
 	}{
-		"many files":  {func() { c.files = make([]*api.File, 17) }, codes.InvalidArgument, "17 files"},
+		"many files":  {func() { c.files = make([]*api.File, 18) }, codes.InvalidArgument, "18 files"},
 		"large file":  {func() { c.files = []*api.File{{Content: make([]byte, 64<<10+1)}} }, codes.InvalidArgument, "65537 bytes"},
 		"mode":        {func() { c.files = []*api.File{{Mode: 0o4755}} }, codes.InvalidArgument, "04755"},
 		"no file":     {func() { c.share(t, dir, false); c.shares[0].File = "absent" }, codes.Unknown, "no such file"},
