@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -142,6 +143,9 @@ func TestShutdown(t *testing.T) {
 
 // Neither a paused container nor one that waits for a silent server of its share holds the machine's end up.
 func TestShutdownWhatStandsStill(t *testing.T) {
+	if os.Getenv("CUBE_TEST_LONG") == "" {
+		t.Skip("waits for deadlines: set CUBE_TEST_LONG=1")
+	}
 	m := boot(t)
 	defer m.end()
 	container := func(id string) *container {
