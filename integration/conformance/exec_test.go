@@ -20,7 +20,7 @@ var execRows = []row{
 	{name: "ExitCodes", test: execExitCodes, shared: true},
 	{name: "Signal", test: execSignal, shared: true},
 	{name: "FastExitOutput", test: fastExitOutput, shared: true},
-	{name: "FileRead64MiB", test: largeFile, shared: true},
+	{name: "FileRead64MiB", test: largeFile, shared: true, long: true},
 	{name: "OutputDrainAfterExit", test: drainAfterExit, shared: true},
 	{name: "DiscardIO", test: discardIO, shared: true},
 	{name: "CommandNotFound", test: execNotFound, shared: true},
