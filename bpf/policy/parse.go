@@ -92,6 +92,11 @@ func describe(to string, ports []string, protocol string) string {
 	if protocol != "" {
 		s += " " + protocol
 	}
+	return short(s)
+}
+
+// short is what fits into a message of what somebody has written.
+func short(s string) string {
 	if len(s) > 100 {
 		s = strings.ToValidUTF8(s[:100], "") + "…"
 	}

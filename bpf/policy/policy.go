@@ -6,10 +6,7 @@
 // hard-denied no rule opens; only the operator does, by address and port, and then the rules decide.
 package policy
 
-import (
-	"fmt"
-	"net/netip"
-)
+import "net/netip"
 
 // Action is what becomes of a packet.
 type Action uint8
@@ -36,20 +33,6 @@ func (a Action) String() string {
 	return "unknown"
 }
 
-// MarshalText writes what UnmarshalText reads.
-func (a Action) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
-
-// UnmarshalText reads what a rule or a default can say.
-func (a *Action) UnmarshalText(b []byte) error {
-	for _, one := range []Action{Deny, Direct, Proxy} {
-		if string(b) == one.String() {
-			*a = one
-			return nil
-		}
-	}
-	return fmt.Errorf("action %q: it is allow, proxy or deny", b)
-}
-
 // Protocol is an IP protocol's number.
 type Protocol uint8
 
@@ -63,20 +46,20 @@ const (
 // Policy is what a sandbox may reach, as its owner says it.
 type Policy struct {
 	// Default is Direct or Deny.
-	Default Action `json:"default"`
-	Rules   []Rule `json:"rules,omitempty"`
+	Default Action
+	Rules   []Rule
 }
 
 // Rule is about packets to addresses, ports and protocols.
 type Rule struct {
 	// Action is Direct, Proxy or Deny. Only TCP can be proxied.
-	Action Action `json:"action"`
+	Action Action
 	// To is an IPv4 prefix or address.
-	To string `json:"to"`
+	To string
 	// Ports are numbers ("443") and ranges ("8000-8010"); none are all. ICMP has none.
-	Ports []string `json:"ports,omitempty"`
+	Ports []string
 	// Protocol is tcp, udp, icmp or any, which is the same as none.
-	Protocol string `json:"protocol,omitempty"`
+	Protocol string
 }
 
 // Guard is what protects the host and its networks, whatever the policy.

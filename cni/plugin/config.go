@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 
@@ -16,7 +15,8 @@ import (
 type netConf struct {
 	types.PluginConf
 	// CubeConfig is the path of Cube's configuration; "": where all of Cube looks for it.
-	CubeConfig    string          `json:"cubeConfig"`
+	CubeConfig string `json:"cubeConfig"`
+	// Policy is ADD's alone to read: a container must be removable, whatever became of the configuration since.
 	Policy        json.RawMessage `json:"policy"`
 	RuntimeConfig struct {
 		Bandwidth    *bandwidth        `json:"bandwidth"`
@@ -32,19 +32,6 @@ type bandwidth struct {
 	EgressBurst  uint64 `json:"egressBurst"`
 }
 
-// rules are a policy as the configuration has it.
-type rules struct {
-	Default *policy.Action `json:"default"`
-	Allow   []match        `json:"allow"`
-	Deny    []match        `json:"deny"`
-}
-
-type match struct {
-	To       string   `json:"to"`
-	Ports    []string `json:"ports"`
-	Protocol string   `json:"protocol"`
-}
-
 func parse(stdin []byte) (*netConf, error) {
 	c := &netConf{}
 	if err := json.Unmarshal(stdin, c); err != nil {
@@ -53,30 +40,12 @@ func parse(stdin []byte) (*netConf, error) {
 	return c, nil
 }
 
-// policy returns nil for a configuration that has none. What it doesn't know it refuses: a rule that is misspelt must not
-// be one that isn't there.
-func (c *netConf) policy() (*policy.Policy, error) {
-	if len(c.Policy) == 0 || string(c.Policy) == "null" {
-		return nil, nil
+// policy returns nil for a configuration that has none.
+func (c *netConf) policy() (p *policy.Policy, err error) {
+	if len(c.Policy) > 0 {
+		err = json.Unmarshal(c.Policy, &p)
 	}
-	var r rules
-	d := json.NewDecoder(bytes.NewReader(c.Policy))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&r); err != nil {
-		return nil, fmt.Errorf("policy: %w: %w", err, errdefs.ErrInvalidArgument)
-	}
-	if r.Default == nil {
-		return nil, fmt.Errorf("policy: default is missing: it is allow or deny: %w", errdefs.ErrInvalidArgument)
-	}
-	p := &policy.Policy{Default: *r.Default}
-	add := func(a policy.Action, all []match) {
-		for _, m := range all {
-			p.Rules = append(p.Rules, policy.Rule{Action: a, To: m.To, Ports: m.Ports, Protocol: m.Protocol})
-		}
-	}
-	add(policy.Direct, r.Allow)
-	add(policy.Deny, r.Deny)
-	return p, nil
+	return p, err
 }
 
 // limits returns what the runtime asks for, in bytes.
