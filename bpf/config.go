@@ -50,8 +50,8 @@ type Echo struct {
 
 // Rate is a token bucket: so many tokens a second, and Burst at once. The zero value is no limit.
 type Rate struct {
-	PerSecond uint64
-	Burst     uint64
+	PerSecond uint64 `json:"perSecond"`
+	Burst     uint64 `json:"burst"`
 }
 
 func (r Rate) validate(what string, largest uint64) error {

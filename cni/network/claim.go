@@ -113,16 +113,23 @@ func notClaimed(pod Pod) error {
 	return fmt.Errorf("pod %s has claimed no place in the network: %w", pod, errdefs.ErrNotFound)
 }
 
-// Release says that the pod's machine is no more. What is still open stays so until Close. That there is nothing is fine.
+// Release says that the pod's machine is no more. What Cube has opened for it itself is closed; what a CNI plugin has stays
+// open until Close. That there is nothing is fine.
 func (n *Network) Release(ctx context.Context, pod Pod) (err error) {
 	key, err := pod.key()
 	if err != nil {
 		return err
 	}
 	return n.let(ctx, key, func(s *session, a *attachment) error {
-		if a.Pod != nil && *a.Pod == pod {
-			a.Pod = nil
+		if a.Pod == nil || *a.Pod != pod {
+			return nil
 		}
+		if a.Open != nil && a.Open.Network == Own {
+			if err := s.close(a); err != nil {
+				return err
+			}
+		}
+		a.Pod = nil
 		return nil
 	})
 }

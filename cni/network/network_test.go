@@ -128,6 +128,53 @@ func TestOrders(t *testing.T) {
 	}
 }
 
+// TestOwn: what Cube opens for a pod itself is open until the pod is released, and only by that pod.
+func TestOwn(t *testing.T) {
+	h := testnet.New(t)
+	h.Up()
+	ctx := t.Context()
+	settings := &network.Settings{Policy: all}
+	for _, p := range []network.Pod{pod, {Namespace: "k8s.io", ID: "0123abcd"}} {
+		_, err := h.Claim(ctx, p)
+		testnet.Must(t, err)
+		a, err := h.Open(ctx, settings.Request(p))
+		testnet.Must(t, err)
+		if !a.Open || a.Pod == nil || *a.Pod != p {
+			t.Errorf("opened %+v", a)
+		}
+		tap, err := h.OpenTap(ctx, p)
+		testnet.Must(t, err)
+		if r := send(t, h, tap, a.Sandbox); r != bpf.TX {
+			t.Errorf("a packet is counted as %s", r)
+		}
+		if _, err := h.Open(ctx, request(a.Key)); !errdefs.IsAlreadyExists(err) {
+			t.Errorf("opened by a plugin too: %v", err)
+		}
+		testnet.Must(t, h.Close(ctx, a.Key, "cube", "eth0"))
+		testnet.Must(t, h.GC(ctx, "cube", func(string, string) bool { return false }))
+		testnet.Must(t, h.Release(ctx, network.Pod{Namespace: "other", ID: p.ID}))
+		if got, err := h.Get(ctx, a.Key); err != nil || !got.Open {
+			t.Errorf("after others' ends: %+v, %v", got, err)
+		}
+		testnet.Must(t, tap.Close())
+		for range 2 {
+			testnet.Must(t, h.Release(ctx, p))
+		}
+		if left := h.Left(); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+	// Of two pods that have one name, the second has neither the place nor its end.
+	_, err := h.Claim(ctx, network.Pod{Namespace: "a", ID: "b-c"})
+	testnet.Must(t, err)
+	_, err = h.Open(ctx, settings.Request(network.Pod{Namespace: "a", ID: "b-c"}))
+	testnet.Must(t, err)
+	testnet.Must(t, h.Release(ctx, network.Pod{Namespace: "a-b", ID: "c"}))
+	if a, err := h.Get(ctx, "a-b-c"); err != nil || !a.Open {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
+
 // TestInherit: who comes after, on the same tap or with its number, has nothing of who was before.
 func TestInherit(t *testing.T) {
 	h := testnet.New(t)

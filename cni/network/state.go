@@ -25,8 +25,11 @@ type Pod struct {
 
 func (p Pod) String() string { return p.Namespace + "/" + p.ID }
 
+// cniID is how CNI plugins are told of the pod.
+func (p Pod) cniID() string { return p.Namespace + "-" + p.ID }
+
 // key is what the pod's attachment is found by.
-func (p Pod) key() (string, error) { return keyOf(p.Namespace + "-" + p.ID) }
+func (p Pod) key() (string, error) { return keyOf(p.cniID()) }
 
 // criNamespace is containerd's for the pods of its CRI plugin, which gives CNI plugins their ids as they are. All others put
 // the namespace before it, as containerd's go-cni does for ctr and nerdctl.
