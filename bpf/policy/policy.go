@@ -6,7 +6,10 @@
 // hard-denied no rule opens; only the operator does, by address and port, and then the rules decide.
 package policy
 
-import "net/netip"
+import (
+	"net/netip"
+	"strconv"
+)
 
 // Action is what becomes of a packet.
 type Action uint8
@@ -42,6 +45,19 @@ const (
 	TCP  Protocol = 6
 	UDP  Protocol = 17
 )
+
+// String is the protocol's name, as rules have it, or its number.
+func (p Protocol) String() string {
+	switch p {
+	case ICMP:
+		return "icmp"
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	}
+	return strconv.Itoa(int(p))
+}
 
 // Policy is what a sandbox may reach, as its owner says it.
 type Policy struct {
