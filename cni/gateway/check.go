@@ -102,7 +102,7 @@ func (r *record) diff(h *netlink.Handle, n *config.Network) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	more, err := diffDevice(h, n, up.mtu)
+	more, err := diffDevice(h, n, up.MTU)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func checkForwarding(h *netlink.Handle, rec *record) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(up.devices) == 0 {
+	if len(up.Devices) == 0 {
 		return []Finding{{Hint, "there is no default route: sandboxes reach what the host has routes to, not the internet", "add one"}}, nil
 	}
 	if rec == nil {
@@ -131,7 +131,7 @@ func checkForwarding(h *netlink.Handle, rec *record) ([]Finding, error) {
 		return []Finding{{Broken, "net.ipv4.ip_forward is " + on + ": somebody has turned it off", repair + ", and set it in /etc/sysctl.d"}}, nil
 	}
 	var out []Finding
-	for _, d := range up.devices {
+	for _, d := range up.Devices {
 		if v, err := getSysctl(forwardingOf(d)); err == nil && v != "1" {
 			out = append(out, Finding{Blocked, fmt.Sprintf("net.ipv4.conf.%s.forwarding is %s: answers to sandboxes don't come back", d, v), fmt.Sprintf("sysctl -w net.ipv4.conf.%s.forwarding=1", d)})
 		}

@@ -23,8 +23,8 @@ const lockTimeout = 30 * time.Second
 
 // Gateway is the gateway as Up left it.
 type Gateway struct {
-	Index int // of the device
-	MTU   int // that it had then
+	Index  int // of the device
+	Uplink     // as Watch saw it last
 
 	network config.Network
 	h       *netlink.Handle
@@ -112,11 +112,11 @@ func (r *record) ensure(h *netlink.Handle, n *config.Network, dir string, g *Gat
 	if err != nil {
 		return err
 	}
-	l, err := ensureDevice(h, n, up.mtu)
+	l, err := ensureDevice(h, n, up.MTU)
 	if err != nil {
 		return err
 	}
-	g.Index, g.MTU = l.Attrs().Index, up.mtu
+	g.Index, g.Uplink = l.Attrs().Index, up
 	return nil
 }
 

@@ -238,7 +238,7 @@ func TestMTU(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	changed, ended := make(chan int, 16), make(chan error, 1)
-	go func() { ended <- g.Watch(ctx, func(mtu int) { changed <- mtu }) }()
+	go func() { ended <- g.Watch(ctx, func(up Uplink) { changed <- up.MTU }) }()
 	expect := func(mtu int) {
 		t.Helper()
 		deadline := time.After(wait)

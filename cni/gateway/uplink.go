@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	mdl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
@@ -16,15 +17,19 @@ const defaultMTU = 1500
 // Limits of what the gateway device can have: IPv4's least (RFC 791 §3.2) and veth's most.
 const minMTU, maxMTU = 576, 65535
 
-// uplink is where packets to the internet leave.
-type uplink struct {
-	mtu     int
-	devices []string // none without a default route; several of a multipath one
+// Uplink is where packets to the internet leave.
+type Uplink struct {
+	MTU     int      // the smallest of the devices', and Ethernet's without one
+	Devices []string // none without a default route; several of a multipath one
+}
+
+func (u Uplink) equal(other Uplink) bool {
+	return u.MTU == other.MTU && slices.Equal(u.Devices, other.Devices)
 }
 
 // lookUplink finds the default route with the lowest metric; of a multipath one, the smallest MTU counts.
-func lookUplink(h *netlink.Handle) (uplink, error) {
-	up := uplink{mtu: defaultMTU}
+func lookUplink(h *netlink.Handle) (Uplink, error) {
+	up := Uplink{MTU: defaultMTU}
 	routes, err := routes(h, unix.RT_TABLE_MAIN)
 	if err != nil {
 		return up, err
@@ -55,31 +60,32 @@ func lookUplink(h *netlink.Handle) (uplink, error) {
 			return up, fmt.Errorf("look for the uplink: %w", err)
 		}
 		mtu = min(mtu, l.Attrs().MTU)
-		up.devices = append(up.devices, l.Attrs().Name)
+		up.Devices = append(up.Devices, l.Attrs().Name)
 	}
-	if len(up.devices) > 0 {
-		up.mtu = max(mtu, minMTU)
+	if len(up.Devices) > 0 {
+		up.MTU = max(mtu, minMTU)
 	}
 	return up, nil
 }
 
 // Watch keeps the gateway device's MTU at the uplink's until ctx ends, which is no error. changed, if not nil, is called
-// with each other MTU, by the same goroutine, for those who have devices of their own to keep at it. An error is a host that
-// can't be watched; what was set stays.
-func (g *Gateway) Watch(ctx context.Context, changed func(mtu int)) error {
+// with each other uplink, by the same goroutine, for those who have devices of their own to keep at its MTU. An error is a
+// host that can't be watched; what was set stays, and Watch can be called again.
+func (g *Gateway) Watch(ctx context.Context, changed func(Uplink)) error {
 	c := g.events
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
-	last := g.MTU
 	for {
-		mtu, err := g.follow()
+		up, err := g.follow()
 		if err != nil && ctx.Err() == nil {
 			return err
 		}
-		if err == nil && mtu != last && changed != nil {
-			changed(mtu)
+		if err == nil && !up.equal(g.Uplink) {
+			g.Uplink = up
+			if changed != nil {
+				changed(up)
+			}
 		}
-		last = mtu
 		// Too much happened to be told of is something that happened.
 		if _, err := c.Receive(); ctx.Err() != nil {
 			return nil
@@ -90,20 +96,20 @@ func (g *Gateway) Watch(ctx context.Context, changed func(mtu int)) error {
 }
 
 // follow sets the device's MTU to the uplink's. A device that isn't there is Check's to report.
-func (g *Gateway) follow() (int, error) {
+func (g *Gateway) follow() (Uplink, error) {
 	up, err := lookUplink(g.h)
 	if err != nil {
-		return 0, err
+		return up, err
 	}
 	l, err := find(g.h, g.network.Device)
 	if err != nil || !ours(l) {
-		return up.mtu, err
+		return up, err
 	}
 	peer, err := find(g.h, peerOf(g.network.Device))
 	if err != nil || peer == nil {
-		return up.mtu, err
+		return up, err
 	}
-	return up.mtu, setMTU(g.h, l, peer, up.mtu)
+	return up, setMTU(g.h, l, peer, up.MTU)
 }
 
 // subscribe asks for what happens to devices and IPv4 routes in the calling thread's namespace.

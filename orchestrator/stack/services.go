@@ -51,6 +51,17 @@ func releaseStore(cfg *config.Config) error {
 	return nil
 }
 
+// startNetwork has sandboxes' network up, and keeps it so in this process. It stays in force when the stack ends.
+func (s *stack) startNetwork(ctx context.Context) error {
+	if err := s.network.Up(ctx); err != nil {
+		return err
+	}
+	s.undo.Push(s.network.Close)
+	s.group.Go(func() error { return s.network.Run(s.life) })
+	s.board.SetProbe("network", s.network.Probe)
+	return nil
+}
+
 // proveAccelerator decides what executes guests, which may take a trial.
 func (s *stack) proveAccelerator(ctx context.Context) (err error) {
 	s.verdict, err = s.launcher.Accelerator(ctx)

@@ -1,6 +1,6 @@
 // Package stack runs Cube on one machine: the store, the snapshotter, a containerd of its own or an existing one, the
-// proof of the accelerator and the base snapshot of the default machine, each waited for until it can be used. It owns
-// the daemons and never a machine: those belong to their shims and outlive it.
+// sandboxes' network, the proof of the accelerator and the base snapshot of the default machine, each waited for until it
+// can be used. It owns the daemons and never a machine: those belong to their shims and outlive it, and so does their network.
 package stack
 
 import (
@@ -17,6 +17,7 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sync/errgroup"
 
+	network "github.com/cubesandbox/cube/cni/daemon"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/orchestrator/health"
@@ -50,6 +51,7 @@ type stack struct {
 	life  context.Context
 
 	launcher   *base.Launcher
+	network    *network.Daemon
 	containerd string // containerd's version
 	verdict    accel.Verdict
 }
@@ -66,12 +68,13 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("the stack needs root: use sudo")
 	}
-	s := &stack{Options: o, cfg: cfg, launcher: base.NewLauncher(cfg, guest.Settle(cfg.Timeout), o.Log.With("part", "machines"))}
+	s := &stack{Options: o, cfg: cfg, network: network.New(cfg, o.Log.With("part", "network")), launcher: base.NewLauncher(cfg, guest.Settle(cfg.Timeout), o.Log.With("part", "machines"))}
 	parts := []part{
 		{"artefacts", s.checkArtefacts},
 		{"store", s.startStore},
 		{"snapshotter", s.startSnapshotter},
 		{"containerd", s.startContainerd},
+		{"network", s.startNetwork},
 		{"accelerator", s.proveAccelerator},
 		{"base snapshot", s.warmBase},
 	}
@@ -103,7 +106,7 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 		}
 	}
 	s.Log.Info("ready", "containerd", s.containerd, "accelerator", s.verdict.Kind)
-	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s", s.containerd, cfg.ContainerdSocket(), s.verdict.Kind))
+	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s, %s", s.containerd, cfg.ContainerdSocket(), s.verdict.Kind, s.network.Summary()))
 	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // for a unit of Type=notify; elsewhere it does nothing
 	<-s.life.Done()
 	s.Log.Info("stopping; running sandboxes go on")
@@ -132,7 +135,10 @@ func (s *stack) serveControl() error {
 	if err != nil {
 		return err
 	}
-	srv := &http.Server{Handler: health.Handler(s.board), ReadHeaderTimeout: 5 * time.Second}
+	mux := http.NewServeMux()
+	mux.Handle("/", health.Handler(s.board))
+	mux.Handle("/network/", s.network)
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	s.group.Go(func() error {
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serve %s: %w", path, err)

@@ -1,0 +1,198 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cubesandbox/cube/bpf"
+	"github.com/cubesandbox/cube/cni/dns"
+	"github.com/cubesandbox/cube/cni/gateway"
+	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/undo"
+)
+
+// reapInterval is how long a flow may be there after it has timed out, at most.
+const reapInterval = 15 * time.Second
+
+// resolvConf has the name servers where none are configured.
+const resolvConf = "/etc/resolv.conf"
+
+// Daemon is the network's. Up comes first, then Run, then Close; requests may come at any time.
+type Daemon struct {
+	cfg     *config.Config
+	log     *slog.Logger
+	network *network.Network
+
+	gateway  *gateway.Gateway
+	datapath *bpf.Datapath
+	dns      *dns.Server
+	summary  string
+	open     undo.Stack
+
+	handler atomic.Pointer[http.ServeMux] // nil before Up
+	refresh chan struct{}                 // has one where open places are to follow the host
+}
+
+// New does nothing yet.
+func New(cfg *config.Config, log *slog.Logger) *Daemon {
+	return &Daemon{cfg: cfg, log: log, network: network.New(cfg), refresh: make(chan struct{}, 1)}
+}
+
+// Up brings the network up, in the network namespace of the calling thread, or takes over what there is of it: what is
+// open goes on. When it fails, what was in force before is as it was, or is the next Up's to put in order.
+func (d *Daemon) Up(ctx context.Context) (err error) {
+	var u undo.Stack
+	defer u.Run(&err)
+	if d.gateway, err = gateway.Up(ctx, d.cfg); err != nil {
+		return err
+	}
+	u.Push(d.gateway.Close)
+	if d.datapath, err = d.network.Up(ctx, d.gateway); err != nil {
+		return err
+	}
+	u.Push(d.datapath.Close)
+	if d.dns, err = d.listen(ctx); err != nil {
+		return err
+	}
+	d.summary = d.describe(d.gateway.Uplink)
+	d.handler.Store(http.NewServeMux())
+	d.open, u = u, undo.Stack{}
+	return nil
+}
+
+// listen is for name lookups at the gateway's address.
+func (d *Daemon) listen(ctx context.Context) (*dns.Server, error) {
+	n := &d.cfg.Network
+	var upstreams []netip.AddrPort
+	for _, u := range n.DNSUpstreams {
+		upstreams = append(upstreams, u.AddrPort)
+	}
+	return dns.New(ctx, dns.Config{
+		Listen:     netip.AddrPortFrom(n.Gateway(), n.DNSPort),
+		Clients:    n.Pool,
+		Upstreams:  upstreams,
+		ResolvConf: resolvConf,
+		Timeout:    d.cfg.Timeout,
+		Log:        d.log,
+	})
+}
+
+// Run keeps the network up until ctx ends, which is no error and changes nothing in force. It ends before only when the
+// network can't go on: name lookups aren't answered any more, or somebody has taken it down. All else is logged and tried
+// again.
+func (d *Daemon) Run(ctx context.Context) error {
+	d.warn(d.gateway.Uplink)
+	g, running := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.dns.Serve(running) })
+	g.Go(func() error { return d.keepWarm(running) })
+	for what, f := range map[string]func(context.Context) error{
+		"forget idle flows":           d.reap,
+		"follow the uplink":           d.followUplink,
+		"follow the host's addresses": d.followAddresses,
+		"have sandboxes follow them":  d.followHost,
+	} {
+		g.Go(func() error {
+			d.keep(running, what, f)
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+func (d *Daemon) reap(ctx context.Context) error {
+	d.datapath.RunReaper(ctx, reapInterval, bpf.DefaultTimeouts)
+	return nil
+}
+
+// keepWarm keeps taps ready as long as there is a network.
+func (d *Daemon) keepWarm(ctx context.Context) (down error) {
+	d.keep(ctx, "keep taps ready", func(ctx context.Context) error {
+		err := d.network.KeepWarm(ctx)
+		if errdefs.IsUnavailable(err) || errors.Is(err, fs.ErrNotExist) {
+			down = err
+			return nil
+		}
+		return err
+	})
+	return down
+}
+
+// Close lets go of the network, which stays in force. Not during Run.
+func (d *Daemon) Close() error { return d.open.Release() }
+
+// Probe says why nothing can be opened. That sandboxes don't reach all that they may, or that no more fit, is the host's
+// state and not the daemon's.
+func (d *Daemon) Probe(ctx context.Context) error {
+	err := d.network.Status(ctx)
+	if errdefs.IsFailedPrecondition(err) || errdefs.IsResourceExhausted(err) {
+		return nil
+	}
+	return err
+}
+
+// Summary is a line on the network as it was when Up returned, for people.
+func (d *Daemon) Summary() string { return d.summary }
+
+func (d *Daemon) describe(up gateway.Uplink) string {
+	if len(up.Devices) == 0 {
+		return fmt.Sprintf("network %s without internet: the host has no default route", d.cfg.Network.Pool)
+	}
+	return fmt.Sprintf("network %s by %s", d.cfg.Network.Pool, strings.Join(up.Devices, " and "))
+}
+
+// ServeHTTP answers requests below /network/.
+func (d *Daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := d.handler.Load()
+	if h == nil {
+		http.Error(w, "the network isn't up yet", http.StatusServiceUnavailable)
+		return
+	}
+	h.ServeHTTP(w, r)
+}
+
+// Bounds of the waits before something that has failed is tried again; they double between.
+const firstRetry, lastRetry = 100 * time.Millisecond, time.Minute
+
+// keep runs f until it ends without an error, as it does with ctx, again and again where it fails.
+func (d *Daemon) keep(ctx context.Context, what string, f func(context.Context) error) {
+	wait := firstRetry
+	for {
+		began := time.Now()
+		err := f(ctx)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > lastRetry {
+			wait = firstRetry
+		}
+		d.log.Error("a part of the network's daemon has failed and is tried again", "to", what, "in", wait, "error", err)
+		if !sleep(ctx, wait) {
+			return
+		}
+		wait = min(2*wait, lastRetry)
+	}
+}
+
+// sleep waits, and says false when ctx has ended before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
