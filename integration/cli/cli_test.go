@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -384,7 +385,12 @@ func TestImportFromStdin(t *testing.T) {
 }
 
 func TestPull(t *testing.T) {
-	srv := httptest.NewServer(registry.New())
+	l, err := s.Host.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &httptest.Server{Listener: l, Config: &http.Server{Handler: registry.New()}}
+	srv.Start()
 	defer srv.Close()
 	ref := strings.TrimPrefix(srv.URL, "http://") + "/some/debian:12"
 	if r := s.Ctr("image", "push", "--plain-http", ref, stack.Image); r.Err != nil {

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/integration/stack"
+	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/orchestrator/doctor"
 	"github.com/cubesandbox/cube/orchestrator/health"
 )
@@ -229,12 +229,17 @@ func TestDownAfterKills(t *testing.T) {
 	noContainers(t)
 }
 
-// TestExistingContainerd runs a stack in somebody else's containerd.
+// TestExistingContainerd runs a stack in somebody else's containerd, on a host of its own.
 func TestExistingContainerd(t *testing.T) {
 	root, err := stack.Repository()
 	if err != nil {
 		t.Fatal(err)
 	}
+	host, err := testhost.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
 	bin := filepath.Join(root, "bin")
 	dir, err := os.MkdirTemp("/var/tmp", "cube-test-")
 	if err != nil {
@@ -247,15 +252,17 @@ func TestExistingContainerd(t *testing.T) {
 	if err := os.WriteFile(file, []byte(conf), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cube := func(args ...string) stack.Result { return s.Cube(append([]string{"--config", file}, args...)...) }
+	cube := func(args ...string) stack.Result {
+		return s.Run(host.Command(filepath.Join(bin, "cube"), append([]string{"--config", file}, args...)...), nil)
+	}
 	ctr := func(args ...string) stack.Result {
-		return s.Run(exec.Command(filepath.Join(bin, "ctr"), append([]string{"-a", socket}, args...)...), nil)
+		return s.Run(host.Command(filepath.Join(bin, "ctr"), append([]string{"-a", socket}, args...)...), nil)
 	}
 	base := fmt.Sprintf("version = 4\nroot = %q\nstate = %q\ndisabled_plugins = ['io.containerd.grpc.v1.cri', 'io.containerd.nri.v1.nri']\n"+
 		"[plugins.'io.containerd.server.v1.grpc']\naddress = %q\n[plugins.'io.containerd.server.v1.ttrpc']\naddress = %q\n",
 		dir+"/root", dir+"/run", socket, socket+".ttrpc")
 
-	stop := startContainerd(t, bin, dir, base)
+	stop := startContainerd(t, host, bin, dir, base)
 	r := cube("up", "-d")
 	if r.Code == 0 || !strings.Contains(r.Stderr, "has no plugin io.containerd.snapshotter.v1.cube") {
 		t.Errorf("a containerd without the plugins: %+v", r)
@@ -266,7 +273,7 @@ func TestExistingContainerd(t *testing.T) {
 	if snippet.Err != nil || !strings.Contains(r.Stderr, snippet.Stdout) {
 		t.Fatalf("the refusal must show what is missing: %+v\n%+v", r, snippet)
 	}
-	stop = startContainerd(t, bin, dir, base+snippet.Stdout)
+	stop = startContainerd(t, host, bin, dir, base+snippet.Stdout)
 	defer stop()
 	for _, args := range [][]string{{"up", "-d"}, {"image", "import", stack.DemoArchive()}, {"run", "-d", "--name", s.ID(t, "guest"), stack.Image, "sleep", "1000"}} {
 		if r := cube(args...); r.Err != nil {
@@ -288,7 +295,7 @@ func TestExistingContainerd(t *testing.T) {
 }
 
 // startContainerd runs a containerd of somebody else's, who has Cube's shim in the PATH.
-func startContainerd(t *testing.T, bin, dir, conf string) (stop func()) {
+func startContainerd(t *testing.T, host *testhost.Host, bin, dir, conf string) (stop func()) {
 	t.Helper()
 	file := filepath.Join(dir, "containerd.toml")
 	if err := os.WriteFile(file, []byte(conf), 0o600); err != nil {
@@ -305,7 +312,7 @@ func startContainerd(t *testing.T, bin, dir, conf string) (stop func()) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(bin, "containerd"), "--config", file)
+	cmd := host.Command(filepath.Join(bin, "containerd"), "--config", file)
 	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {

@@ -8,12 +8,16 @@ import (
 	"strings"
 )
 
-// Leaks lists what of this stack is on the host although it should be down: processes, mounts, loop devices, sockets.
+// Leaks lists what of this stack is on the host although it should be down: processes, mounts, loop devices, sockets. The
+// network stays until it is purged.
 func (s *Stack) Leaks() []string {
 	leaks := s.VMLeaks()
 	leaks = append(leaks, s.leakedProcesses("")...)
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for _, line := range strings.Split(string(mounts), "\n") {
+		if strings.Contains(line, s.Config.NetworkDir()) {
+			continue
+		}
 		if strings.Contains(line, s.Dir+"/") || strings.Contains(line, s.Config.RunDir+"/") {
 			leaks = append(leaks, "mount: "+line)
 		}
@@ -33,11 +37,24 @@ func (s *Stack) Leaks() []string {
 	return leaks
 }
 
+// networkLeaks lists what is left of the network that was purged: what its host has, mounts, files.
+func (s *Stack) networkLeaks() ([]string, error) {
+	leaks, err := s.Host.Left()
+	if _, stat := os.Lstat(s.Config.NetworkDir()); stat == nil {
+		leaks = append(leaks, "directory: "+s.Config.NetworkDir())
+	}
+	return leaks, err
+}
+
 // VMLeaks lists what is left of machines while the stack runs and no container should: shims, QEMUs, the directories of
-// machines and pods, and uid locks.
+// machines and pods, uid locks, and places in the network. Taps that are ready for the next ones are none.
 func (s *Stack) VMLeaks() []string {
 	leaks := s.leakedProcesses("containerd-shim-cube-v2", "qemu-system")
-	for _, dir := range []string{s.Config.VMDir(), s.Config.PodDir(), filepath.Join(s.Config.RunDir, "uids")} {
+	network := s.Config.NetworkDir()
+	for _, dir := range []string{
+		s.Config.VMDir(), s.Config.PodDir(), filepath.Join(s.Config.RunDir, "uids"),
+		filepath.Join(network, "attachments"), filepath.Join(network, "addresses"),
+	} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			leaks = append(leaks, "file: "+filepath.Join(dir, e.Name()))

@@ -1,5 +1,6 @@
 // Package stack runs a whole Cube of its own for tests: containerd, snapshotter, store and base snapshots in directories
-// that it makes and removes, beside whatever else runs on the host. It drives the built binaries, as a user does.
+// that it makes and removes, in a network namespace that stands for a host (package testhost), beside whatever else runs on
+// the real one. It drives the built binaries, as a user does.
 package stack
 
 import (
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/internal/config"
 )
 
@@ -30,6 +32,8 @@ type Stack struct {
 	Dir string
 	// Config is the configuration that the stack runs with.
 	Config *config.Config
+	// Host is where it runs.
+	Host *testhost.Host
 
 	file string
 	root string
@@ -117,6 +121,9 @@ func Start(root string, extra ...string) (*Stack, error) {
 	if artefacts == "" {
 		artefacts = filepath.Join(config.Default().StateDir, "artefacts")
 	}
+	if s.Host, err = testhost.New(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
 	text := strings.Join(append([]string{fmt.Sprintf(`state_dir = %q
 run_dir = %q
 bin_dir = %q
@@ -125,7 +132,9 @@ log_level = "debug"
 [store]
 size = "6GiB"
 disk_size = "4GiB"
-`, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts)}, extra...), "\n")
+[network]
+dns_upstreams = [%q]
+`, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts, testhost.Resolver)}, extra...), "\n")
 	if err := os.WriteFile(s.file, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
@@ -161,21 +170,27 @@ func Cache() string {
 	return "/var/cache/cube"
 }
 
-// Stop takes the stack down, checks that nothing of it is left and removes its directory.
+// Stop takes the stack down, checks that nothing of it is left and removes its directory and its host.
 func (s *Stack) Stop() error {
 	var errs []error
-	if r := s.Cube("down"); r.Err != nil {
-		errs = append(errs, fmt.Errorf("cube down: %w", r.Err))
+	purge := s.Cube("down", "--purge")
+	if strings.Contains(purge.Stderr, "flag provided but not defined") {
+		purge = s.Cube("down")
+	}
+	if purge.Err != nil {
+		errs = append(errs, fmt.Errorf("cube down --purge: %w", purge.Err))
 	}
 	// A loop device goes with its last user; other tests' mount namespaces may have copied the mount for a moment.
 	leaks := s.Leaks()
 	for end := time.Now().Add(s.Config.Timeout(5 * time.Second)); len(leaks) > 0 && time.Now().Before(end); leaks = s.Leaks() {
 		time.Sleep(20 * time.Millisecond)
 	}
-	for _, l := range leaks {
+	network, err := s.networkLeaks()
+	errs = append(errs, err)
+	for _, l := range append(leaks, network...) {
 		errs = append(errs, errors.New("left behind: "+l))
 	}
-	errs = append(errs, os.RemoveAll(s.Dir), os.RemoveAll(s.Config.RunDir))
+	errs = append(errs, s.Host.Close(), os.RemoveAll(s.Dir), os.RemoveAll(s.Config.RunDir))
 	return errors.Join(errs...)
 }
 
@@ -206,12 +221,12 @@ func (s *Stack) Cube(args ...string) Result { return s.Run(s.Command("cube", arg
 // Ctr runs ctr on this stack.
 func (s *Stack) Ctr(args ...string) Result { return s.Run(s.Command("ctr", args...), nil) }
 
-// Command is one of the stack's binaries, cube or ctr, ready to run.
+// Command is one of the stack's binaries, cube or ctr, ready to run on the stack's host.
 func (s *Stack) Command(name string, args ...string) *exec.Cmd {
 	if name == "ctr" {
 		args = append([]string{"-a", s.Config.ContainerdSocket()}, args...)
 	}
-	cmd := exec.Command(filepath.Join(s.root, "bin", name), args...)
+	cmd := s.Host.Command(filepath.Join(s.root, "bin", name), args...)
 	cmd.Env = append(os.Environ(), config.FileEnv+"="+s.file,
 		"CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1") // what it thinks of the host's cgroups
 	return cmd
