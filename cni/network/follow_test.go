@@ -12,7 +12,7 @@ import (
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
-	"github.com/cubesandbox/cube/cni/internal/testnet"
+	"github.com/cubesandbox/cube/internal/testnet"
 )
 
 const wait = time.Minute

@@ -13,8 +13,8 @@ import (
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
-	"github.com/cubesandbox/cube/cni/internal/testnet"
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/internal/testnet"
 )
 
 var (

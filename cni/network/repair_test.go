@@ -11,8 +11,8 @@ import (
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/cni/gateway"
-	"github.com/cubesandbox/cube/cni/internal/testnet"
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/internal/testnet"
 )
 
 // TestRepair: of what killed processes and others have left half done nothing stays, and what is whole goes on.

@@ -17,8 +17,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/cubesandbox/cube/bpf/policy"
-	"github.com/cubesandbox/cube/cni/internal/testnet"
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/internal/testnet"
 )
 
 // TestParallel: 200 containers come and go in 8 goroutines, with and without shims, and leave nothing.

@@ -19,8 +19,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
-	"github.com/cubesandbox/cube/cni/internal/testnet"
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/internal/testnet"
 )
 
 // The test's binary is the plugin where it is called so.
