@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cubesandbox/cube/cni/daemon"
-	"github.com/cubesandbox/cube/cni/internal/testnet"
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/testnet"
 )
 
 // wait bounds what happens.

@@ -179,7 +179,7 @@ func (s *session) close(a *attachment) error {
 			return fmt.Errorf("close the tap of %s: %w", a.key, err)
 		}
 	}
-	if err := s.forgetConnections(a.Open.Address); err != nil {
+	if err := s.forgetConnections(netip.PrefixFrom(a.Open.Address, 32)); err != nil {
 		return err
 	}
 	address := a.Open.Address

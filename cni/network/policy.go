@@ -102,21 +102,21 @@ func (n *Network) refresh(ctx context.Context, key string) (err error) {
 	return s.datapath.SetPolicy(bpf.ID(a.Tap), rows)
 }
 
-// forgetConnections removes a sandbox's connections from the kernel's table.
-func (s *session) forgetConnections(address netip.Addr) error {
-	if _, err := s.links.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, of(address)); err != nil {
-		return fmt.Errorf("forget the connections of %s: %w", address, err)
+// forgetConnections removes from the kernel's table those of sandboxes with addresses of a network.
+func (s *session) forgetConnections(with netip.Prefix) error {
+	if _, err := s.links.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, of(with)); err != nil {
+		return fmt.Errorf("forget the connections of %s: %w", with, err)
 	}
 	return nil
 }
 
-// of matches connections from or to an address.
-type of netip.Addr
+// of matches connections from or to addresses of a network.
+type of netip.Prefix
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (o of) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	for _, ip := range [][]byte{f.Forward.SrcIP, f.Forward.DstIP} {
-		if a, ok := netip.AddrFromSlice(ip); ok && a.Unmap() == netip.Addr(o) {
+		if a, ok := netip.AddrFromSlice(ip); ok && netip.Prefix(o).Contains(a.Unmap()) {
 			return true
 		}
 	}

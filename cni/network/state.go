@@ -77,6 +77,9 @@ const (
 	stateFile      = "state.json"
 )
 
+// stateDirs are all of them, in an order in which they can go.
+var stateDirs = []string{attachmentsDir, addressesDir, freeDir, tapsDir}
+
 // attachment is one that is locked.
 type attachment struct {
 	record

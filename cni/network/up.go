@@ -36,7 +36,7 @@ func (n *Network) Up(ctx context.Context, g *gateway.Gateway) (*bpf.Datapath, er
 }
 
 func (n *Network) load(gatewayIndex int) (*bpf.Datapath, error) {
-	for _, dir := range []string{tapsDir, freeDir, addressesDir, attachmentsDir} {
+	for _, dir := range stateDirs {
 		if err := os.Mkdir(n.path(dir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, fmt.Errorf("make the network's directories: %w", err)
 		}
@@ -120,6 +120,33 @@ func (s *session) reopenOne(ctx context.Context, key string, have map[bpf.ID]boo
 	return s.openTap(a, tap, rows)
 }
 
+// Clear closes and removes the places of all pods, and the taps that are ready, and leaves the network up: for when no
+// machine runs any more. What is written down isn't read, so that nothing there can be in the way.
+func (n *Network) Clear(ctx context.Context) (err error) {
+	s, err := n.begin(ctx, true)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer s.end(&err)
+	if err := errors.Join(s.removeSandboxes(nil), s.forgetConnections(n.cfg.Network.Pool), s.removeStrays(nil), s.removeHooks()); err != nil {
+		return err
+	}
+	for _, dir := range stateDirs {
+		names, err := s.names(dir)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := os.RemoveAll(n.path(dir, name)); err != nil {
+				return fmt.Errorf("clear the network's state: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
 // Down removes all of it, from any state, before the gateway goes. Sandboxes have no network from then on. That there is
 // nothing is fine.
 func (n *Network) Down(ctx context.Context) (err error) {
@@ -133,7 +160,7 @@ func (n *Network) Down(ctx context.Context) (err error) {
 	if err := s.removeStrays(nil); err != nil {
 		return err
 	}
-	for _, dir := range []string{attachmentsDir, addressesDir, freeDir, tapsDir} {
+	for _, dir := range stateDirs {
 		if err := os.RemoveAll(n.path(dir)); err != nil {
 			return fmt.Errorf("remove the network's state: %w", err)
 		}

@@ -13,6 +13,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/cni/gateway"
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 	"github.com/cubesandbox/cube/vmm/record"
@@ -23,8 +25,9 @@ const sandboxTimeout = time.Minute
 
 // Down stops this stack's sandboxes, giving each grace to end by itself, then the `cube up` that runs it, its private
 // containerd and its store. It works from any state, a killed `cube up` too, and is idempotent. Of an existing
-// containerd it stops this runtime's tasks only. Containers, images and snapshots stay on disk.
-func Down(ctx context.Context, cfg *config.Config, grace time.Duration, o Options) error {
+// containerd it stops this runtime's tasks only. Containers, images and snapshots stay on disk. The network loses the
+// sandboxes' places and stays up; with purge all of it goes, and the host's network is as it was before the first Up.
+func Down(ctx context.Context, cfg *config.Config, grace time.Duration, purge bool, o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the stack needs root: use sudo")
 	}
@@ -48,6 +51,11 @@ func Down(ctx context.Context, cfg *config.Config, grace time.Duration, o Option
 	}
 	if err := d.clear(ctx); err != nil {
 		return errors.Join(err, l.release())
+	}
+	if purge {
+		if err := removeNetwork(ctx, cfg); err != nil {
+			return errors.Join(err, l.release())
+		}
 	}
 	return errors.Join(l.remove(), removeEmpty(cfg.RunDir))
 }
@@ -106,7 +114,7 @@ func (d *downer) clear(ctx context.Context) error {
 	} else {
 		d.stopRest(ctx)
 	}
-	errs = append(errs, d.clearShims(ctx), d.clearMachines(), UnmountBelow(sandbox.MountDir(d.cfg)))
+	errs = append(errs, d.clearShims(ctx), d.clearMachines(), network.New(d.cfg).Clear(ctx), UnmountBelow(sandbox.MountDir(d.cfg)))
 	if d.cfg.Containerd.Address == "" {
 		errs = append(errs, UnmountBelow(filepath.Join(d.cfg.StateDir, "containerd")), UnmountBelow(ContainerdState(d.cfg)))
 	}
@@ -123,7 +131,8 @@ func (d *downer) clear(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// runEntries are what Cube makes in its run directory, which may not be its alone.
+// runEntries are what Cube makes in its run directory, which may not be its alone, but for the network's, which stays as long
+// as that is up.
 var runEntries = []string{
 	"base", "containerd", "containerd.sock", "containerd.sock.ttrpc", "containerd.toml", "cube.sock", "fifo", "mounts",
 	"notify.sock", "pods", "shim", "snapshotter.sock", "tsc-khz", "uids", "vm",
@@ -153,6 +162,17 @@ func (d *downer) clearMachines() error {
 		errs = append(errs, record.Cleanup(d.cfg, filepath.Join(d.cfg.VMDir(), e.Name())))
 	}
 	return errors.Join(errs...)
+}
+
+// removeNetwork takes the network down, which no machine uses any more.
+func removeNetwork(ctx context.Context, cfg *config.Config) error {
+	if err := network.New(cfg).Down(ctx); err != nil {
+		return fmt.Errorf("take the network down: %w", err)
+	}
+	if err := gateway.Down(ctx, cfg); err != nil {
+		return fmt.Errorf("take the network's gateway down: %w", err)
+	}
+	return nil
 }
 
 // clearContainerd stops what runs in the private containerd and then containerd itself. When that isn't running but
