@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cubesandbox/cube/cni/gateway"
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/internal/config"
 )
@@ -175,7 +177,12 @@ func (s *Stack) Stop() error {
 	var errs []error
 	purge := s.Cube("down", "--purge")
 	if strings.Contains(purge.Stderr, "flag provided but not defined") {
-		purge = s.Cube("down")
+		if purge = s.Cube("down"); purge.Err == nil {
+			purge.Err = s.Host.Do(func() error {
+				ctx := context.Background()
+				return errors.Join(network.New(s.Config).Down(ctx), gateway.Down(ctx, s.Config))
+			})
+		}
 	}
 	if purge.Err != nil {
 		errs = append(errs, fmt.Errorf("cube down --purge: %w", purge.Err))
@@ -185,9 +192,9 @@ func (s *Stack) Stop() error {
 	for end := time.Now().Add(s.Config.Timeout(5 * time.Second)); len(leaks) > 0 && time.Now().Before(end); leaks = s.Leaks() {
 		time.Sleep(20 * time.Millisecond)
 	}
-	network, err := s.networkLeaks()
+	left, err := s.networkLeaks()
 	errs = append(errs, err)
-	for _, l := range append(leaks, network...) {
+	for _, l := range append(leaks, left...) {
 		errs = append(errs, errors.New("left behind: "+l))
 	}
 	errs = append(errs, s.Host.Close(), os.RemoveAll(s.Dir), os.RemoveAll(s.Config.RunDir))

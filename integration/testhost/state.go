@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables"
@@ -68,9 +69,15 @@ func describe[T any](list []T, err error, name func(T) string) (all []string, _ 
 	return all, nil
 }
 
+// devices are those whose settings have to stay as they are. Others come and go with theirs.
+var devices = []string{"all", "default", "lo", UplinkDevice}
+
 // sysctls are the settings, but for counts and what is random.
 func sysctls() (all []string, _ error) {
 	err := filepath.WalkDir("/proc/sys/net", func(path string, d fs.DirEntry, err error) error {
+		if parent := filepath.Base(filepath.Dir(path)); err == nil && d.IsDir() && (parent == "conf" || parent == "neigh") && !slices.Contains(devices, d.Name()) {
+			return fs.SkipDir
+		}
 		if err != nil || d.IsDir() || strings.HasSuffix(path, "_count") || strings.Contains(path, "key") || strings.Contains(path, "stable_secret") {
 			return nil
 		}
