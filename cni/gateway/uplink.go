@@ -27,6 +27,16 @@ func (u Uplink) equal(other Uplink) bool {
 	return u.MTU == other.MTU && slices.Equal(u.Devices, other.Devices)
 }
 
+// LookUplink tells what the uplink is.
+func LookUplink() (Uplink, error) {
+	h, err := netlink.NewHandle()
+	if err != nil {
+		return Uplink{}, fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	return lookUplink(h)
+}
+
 // lookUplink finds the default route with the lowest metric; of a multipath one, the smallest MTU counts.
 func lookUplink(h *netlink.Handle) (Uplink, error) {
 	up := Uplink{MTU: defaultMTU}
