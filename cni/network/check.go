@@ -29,6 +29,7 @@ type Attachment struct {
 	Address         netip.Addr
 	Policy          *policy.Policy
 	TX, RX          bpf.Rate
+	Ports           []Port
 }
 
 func (s *session) describe(a *attachment) *Attachment {
@@ -37,7 +38,8 @@ func (s *session) describe(a *attachment) *Attachment {
 		d.MTU = s.gateway.Attrs().MTU
 	}
 	if o := a.Open; o != nil {
-		d.Open, d.Network, d.IfName, d.NetNS, d.Address, d.Policy, d.TX, d.RX = true, o.Network, o.IfName, o.NetNS, o.Address, o.Policy, o.TX, o.RX
+		d.Open, d.Network, d.IfName, d.NetNS, d.Address = true, o.Network, o.IfName, o.NetNS, o.Address
+		d.Policy, d.TX, d.RX, d.Ports = o.Policy, o.TX, o.RX, o.Ports
 	}
 	return d
 }
@@ -124,7 +126,10 @@ func (n *Network) Check(ctx context.Context, id, network, ifName string, remembe
 	if err := s.datapath.CheckGateway(); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
-	return s.datapath.CheckSandbox(bpf.ID(a.Tap), l.Attrs().Index, a.Open.Address)
+	if err := s.datapath.CheckSandbox(bpf.ID(a.Tap), l.Attrs().Index, a.Open.Address); err != nil {
+		return err
+	}
+	return s.checkPorts(ctx, a)
 }
 
 // Status says why nothing could be opened, errdefs.ErrUnavailable or errdefs.ErrResourceExhausted, or why what is opened

@@ -125,7 +125,7 @@ func (n *Network) Release(ctx context.Context, pod Pod) (err error) {
 			return nil
 		}
 		if a.Open != nil && a.Open.Network == Own {
-			if err := s.close(a); err != nil {
+			if err := s.close(ctx, a); err != nil {
 				return err
 			}
 		}

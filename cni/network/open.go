@@ -27,14 +27,20 @@ type Request struct {
 	Policy *policy.Policy
 	// TX and RX limit bytes from and to the sandbox.
 	TX, RX bpf.Rate
+	// Ports of the host lead to the sandbox. It takes the daemon: while none runs, they are refused.
+	Ports []Port
 }
 
 // Open lets a pod's packets through, by a policy, whether its shim has been there yet or not. The tap is open when Open
 // returns and not before. errdefs.ErrAlreadyExists if it is open, errdefs.ErrInvalidArgument for a policy of which an entry
-// can't be had, errdefs.ErrUnavailable if the network isn't up, errdefs.ErrResourceExhausted if no tap or address is left.
+// can't be had, errdefs.ErrUnavailable if the network isn't up, errdefs.ErrResourceExhausted if no tap or address is left. Of
+// ports, errdefs.ErrAlreadyExists is for one that is mapped to another sandbox, and ports.Update's errors are Open's.
 func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error) {
 	key, err := keyOf(r.ID)
 	if err != nil {
+		return nil, err
+	}
+	if err := n.validatePorts(r.Ports); err != nil {
 		return nil, err
 	}
 	s, err := n.beginUp(ctx)
@@ -62,7 +68,7 @@ func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error
 		return nil, err
 	}
 	u.Push(func() error { return s.unmark(addressesDir, address.String()) })
-	open := &opened{Network: r.Network, IfName: r.IfName, NetNS: r.NetNS, Address: address, Policy: r.Policy, TX: r.TX, RX: r.RX}
+	open := &opened{Network: r.Network, IfName: r.IfName, NetNS: r.NetNS, Address: address, Policy: r.Policy, TX: r.TX, RX: r.RX, Ports: r.Ports}
 	var tap netlink.Link
 	if a.exists {
 		a.Open = open
@@ -80,6 +86,10 @@ func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error
 		}
 	}
 	if err := s.openTap(a, tap, rows); err != nil {
+		return nil, err
+	}
+	u.Push(func() error { return s.shut(ctx, a) })
+	if err := s.openPorts(ctx, a); err != nil {
 		return nil, err
 	}
 	return s.describe(a), nil
@@ -158,8 +168,8 @@ func notOpen(id string) error {
 	return fmt.Errorf("container %s has no open place in the network: %w", id, errdefs.ErrNotFound)
 }
 
-// Close ends what Open began, from any state; that there is nothing, or another interface, is fine. The tap is closed first,
-// then all is forgotten that its packets have left.
+// Close ends what Open began, from any state; that there is nothing, or another interface, is fine. The ports and the tap are
+// closed first, then all is forgotten that its packets have left.
 func (n *Network) Close(ctx context.Context, id, network, ifName string) error {
 	key, err := keyOf(id)
 	if err != nil {
@@ -169,17 +179,25 @@ func (n *Network) Close(ctx context.Context, id, network, ifName string) error {
 		if a.Open == nil || a.Open.Network != network || a.Open.IfName != ifName {
 			return nil
 		}
-		return s.close(a)
+		return s.close(ctx, a)
 	})
 }
 
-func (s *session) close(a *attachment) error {
+// shut has nothing pass any more and forgets what has, from any state.
+func (s *session) shut(ctx context.Context, a *attachment) error {
+	if err := s.closePorts(ctx, a); err != nil {
+		return err
+	}
 	if s.datapath != nil {
 		if _, err := s.datapath.RemoveSandbox(bpf.ID(a.Tap)); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("close the tap of %s: %w", a.key, err)
 		}
 	}
-	if err := s.forgetConnections(netip.PrefixFrom(a.Open.Address, 32)); err != nil {
+	return s.forgetConnections(netip.PrefixFrom(a.Open.Address, 32))
+}
+
+func (s *session) close(ctx context.Context, a *attachment) error {
+	if err := s.shut(ctx, a); err != nil {
 		return err
 	}
 	address := a.Open.Address

@@ -45,7 +45,7 @@ func (s *session) collect(ctx context.Context, key, network string, keep func(id
 	if a.Open == nil || a.Open.Network != network || keep(key, a.Open.IfName) || keep(criNamespace+"-"+key, a.Open.IfName) {
 		return nil
 	}
-	if err := s.close(a); err != nil {
+	if err := s.close(ctx, a); err != nil {
 		return err
 	}
 	return s.settle(a)
@@ -53,7 +53,7 @@ func (s *session) collect(ctx context.Context, key, network string, keep func(id
 
 // repair removes what belongs to no attachment: files, taps, sandboxes of the datapath. It is alone.
 func (s *session) repair() error {
-	taps, addresses, err := s.owned()
+	owned, err := s.owned()
 	if err != nil {
 		return err
 	}
@@ -73,8 +73,8 @@ func (s *session) repair() error {
 	known := map[string]bool{}
 	for _, number := range numbers {
 		name := strconv.Itoa(number)
-		switch _, owned := taps[number]; {
-		case owned:
+		switch _, taken := owned.taps[number]; {
+		case taken:
 			errs = append(errs, s.unmark(freeDir, name))
 		case !ready[name] || s.datapath == nil:
 			errs = append(errs, s.removeTap(number))
@@ -91,41 +91,53 @@ func (s *session) repair() error {
 	for name := range ready {
 		errs = append(errs, s.unmark(freeDir, name))
 	}
-	used, err := s.names(addressesDir)
-	errs = append(errs, err)
-	for _, name := range used {
-		if !addresses[name] {
-			errs = append(errs, s.unmark(addressesDir, name))
+	for dir, owned := range map[string]map[string]bool{addressesDir: owned.addresses, portsDir: owned.ports} {
+		used, err := s.names(dir)
+		errs = append(errs, err)
+		for _, name := range used {
+			if !owned[name] {
+				errs = append(errs, s.unmark(dir, name))
+			}
 		}
 	}
-	return errors.Join(append(errs, s.removeStrays(known), s.removeHooks(), s.removeSandboxes(taps))...)
+	return errors.Join(append(errs, s.removeStrays(known), s.removeHooks(), s.removeSandboxes(owned.taps))...)
 }
 
-// owned returns which taps and addresses are attachments', with whether they are open, and removes the directories of none.
-func (s *session) owned() (taps map[int]bool, addresses map[string]bool, err error) {
+// owned is what attachments have.
+type owned struct {
+	taps             map[int]bool // with whether they are open
+	addresses, ports map[string]bool
+}
+
+// owned returns what attachments have, and removes the directories of none.
+func (s *session) owned() (*owned, error) {
 	keys, err := s.keys()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	taps, addresses = map[int]bool{}, map[string]bool{}
+	o := &owned{taps: map[int]bool{}, addresses: map[string]bool{}, ports: map[string]bool{}}
 	for _, key := range keys {
 		var r record
 		exists, err := s.read(key, &r)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if !exists {
 			if err := os.RemoveAll(s.path(attachmentsDir, key)); err != nil {
-				return nil, nil, fmt.Errorf("remove attachment %s: %w", key, err)
+				return nil, fmt.Errorf("remove attachment %s: %w", key, err)
 			}
 			continue
 		}
-		taps[r.Tap] = r.Open != nil
-		if r.Open != nil {
-			addresses[r.Open.Address.String()] = true
+		o.taps[r.Tap] = r.Open != nil
+		if r.Open == nil {
+			continue
+		}
+		o.addresses[r.Open.Address.String()] = true
+		for _, p := range r.Open.Ports {
+			o.ports[portFile(p)] = true
 		}
 	}
-	return taps, addresses, nil
+	return o, nil
 }
 
 // numbers lists the taps.

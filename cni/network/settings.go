@@ -27,6 +27,8 @@ type Settings struct {
 	// TX and RX limit bytes from and to the pod.
 	TX bpf.Rate `json:"tx,omitzero"`
 	RX bpf.Rate `json:"rx,omitzero"`
+	// Ports of the host lead to the pod.
+	Ports []Port `json:"ports,omitempty"`
 }
 
 // ParseSettings reads settings in JSON; errdefs.ErrInvalidArgument for what it doesn't know. Whether the policy's entries
@@ -51,5 +53,5 @@ func ParseSettings(b []byte) (*Settings, error) {
 
 // Request is what Open is to be asked for a pod with these settings, which has claimed its place.
 func (s *Settings) Request(p Pod) Request {
-	return Request{ID: p.cniID(), Network: Own, IfName: ownIfName, Policy: s.Policy, TX: s.TX, RX: s.RX}
+	return Request{ID: p.cniID(), Network: Own, IfName: ownIfName, Policy: s.Policy, TX: s.TX, RX: s.RX, Ports: s.Ports}
 }

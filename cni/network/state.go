@@ -67,18 +67,20 @@ type opened struct {
 	Policy  *policy.Policy `json:"policy,omitempty"`
 	TX      bpf.Rate       `json:"tx,omitzero"`
 	RX      bpf.Rate       `json:"rx,omitzero"`
+	Ports   []Port         `json:"ports,omitempty"`
 }
 
 const (
 	tapsDir        = "taps"
 	freeDir        = "free"
 	addressesDir   = "addresses"
+	portsDir       = "ports"
 	attachmentsDir = "attachments"
 	stateFile      = "state.json"
 )
 
 // stateDirs are all of them, in an order in which they can go.
-var stateDirs = []string{attachmentsDir, addressesDir, freeDir, tapsDir}
+var stateDirs = []string{portsDir, attachmentsDir, addressesDir, freeDir, tapsDir}
 
 // attachment is one that is locked.
 type attachment struct {

@@ -123,7 +123,7 @@ func (h *Host) Left() []string {
 	for _, i := range taps {
 		left = append(left, fmt.Sprintf("hook of device %d", i))
 	}
-	for _, dir := range []string{"taps", "free", "addresses", "attachments"} {
+	for _, dir := range []string{"taps", "free", "addresses", "ports", "attachments"} {
 		entries, err := os.ReadDir(filepath.Join(h.Config.NetworkDir(), dir))
 		if !errors.Is(err, fs.ErrNotExist) {
 			Must(h.t, err)
