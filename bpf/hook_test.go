@@ -55,27 +55,6 @@ func (g guest) get(wanted func(parsed) bool) parsed {
 	}
 }
 
-// eachHook runs a test with links and with filters.
-func eachHook(t *testing.T, test func(t *testing.T, n *network)) {
-	for name, clsact := range map[string]bool{"TCX": false, "clsact": true} {
-		t.Run(name, func(t *testing.T) {
-			n := newNetwork(t)
-			if !clsact && !hasTCX(n) {
-				t.Skip("SKIPPED: this kernel has no TCX")
-			}
-			n.must(n.Close())
-			n.cfg.Clsact = clsact
-			n.open()
-			test(t, n)
-		})
-	}
-}
-
-func hasTCX(n *network) bool {
-	_, err := link.QueryPrograms(link.QueryOptions{Target: n.gateway.Attrs().Index, Attach: ebpf.AttachTCXEgress})
-	return err == nil
-}
-
 // live is a network with a host behind the gateway device and one guest.
 type live struct {
 	*network
@@ -203,7 +182,7 @@ func TestTraffic(t *testing.T) {
 			if id, err := firstFilter(h); err != nil || id != 0 {
 				t.Errorf("%s has filter %d, %v", h, id, err)
 			}
-			if hasTCX(n) {
+			if hasTCX() {
 				if id, err := firstTCX(h); err != nil || id != 0 {
 					t.Errorf("%s has link %d, %v", h, id, err)
 				}
@@ -282,33 +261,6 @@ func TestCheckFindsOthers(t *testing.T) {
 		}
 		l.must(l.CheckTap(tap1))
 		l.must(l.CheckGateway())
-	})
-}
-
-// TestOtherWay: hooks that were attached one way and are the other way are so once, without a break.
-func TestOtherWay(t *testing.T) {
-	eachHook(t, func(t *testing.T, n *network) {
-		if !hasTCX(n) {
-			t.Skip("SKIPPED: this kernel has no TCX")
-		}
-		l := newLive(t, n)
-		l.roundTrip("one way")
-		l.must(l.Close())
-		n.cfg.Clsact = !n.cfg.Clsact
-		l.open()
-		l.must(l.AttachTap(l.tap))
-		l.must(l.AttachGateway())
-		l.must(l.check())
-		l.roundTrip("the other way")
-		for _, h := range []hook{{l.tap, tapIn}, {l.tap, tapOut}, {n.gateway.Attrs().Index, gwOut}} {
-			filter, err := firstFilter(h)
-			l.must(err)
-			link, err := firstTCX(h)
-			l.must(err)
-			if (filter != 0) != n.cfg.Clsact || (link != 0) == n.cfg.Clsact {
-				t.Errorf("%s has filter %d and link %d", h, filter, link)
-			}
-		}
 	})
 }
 
