@@ -12,6 +12,7 @@
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -21,6 +22,7 @@
 #include "meter.h"
 #include "sandbox.h"
 #include "parse.h"
+#include "offload.h"
 #include "flow.h"
 #include "rewrite.h"
 #include "reply.h"
@@ -48,7 +50,10 @@ static __always_inline __u32 check_from_guest(struct __sk_buff *skb, const struc
 		return REASON_FRAGMENT;
 	if (ip->ttl <= 1) // the host would answer, with an address of its own
 		return REASON_TTL;
-	return parse_transport(ip, end, sb->guest_ip, p);
+	reason = parse_transport(ip, end, sb->guest_ip, p);
+	if (!reason && !sound_checksum(skb, ip->protocol))
+		reason = REASON_MALFORMED;
+	return reason;
 }
 
 static __always_inline __u32 charge_from_guest(struct __sk_buff *skb, const struct sandbox *sb, const struct packet *p)
@@ -62,7 +67,7 @@ static __always_inline __u32 charge_from_guest(struct __sk_buff *skb, const stru
 		return REASON_ECHO_SIZE;
 	if (p->echo && !take(m, &m->echo, 1, echo_per_second, echo_burst_ns))
 		return REASON_ECHO_RATE;
-	if (!take(m, &m->tx, skb->len, sb->tx.per_second, sb->tx.burst_ns))
+	if (!take(m, &m->tx, bytes_out(skb), sb->tx.per_second, sb->tx.burst_ns))
 		return REASON_TX_RATE;
 	return 0;
 }

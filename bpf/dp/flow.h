@@ -33,7 +33,7 @@ static __always_inline void decide(struct flow *f, struct decision d)
 	*(volatile __u64 *)&f->decision = u.word;
 }
 
-// classify asks the policy about a packet from the sandbox. Without a policy, or a row for the address, all is denied.
+// classify asks the policy about a packet of a flow that the sandbox opens. Without a policy, or a row for the address, all is denied.
 static __always_inline struct decision classify(const struct sandbox *sb, const struct packet *p)
 {
 	struct policy_key key = { .prefixlen = 64, .gen = sb->gen, .ip = p->remote_ip };
@@ -183,12 +183,13 @@ pass:
 }
 
 // to_guest finds the flow of a packet to the sandbox. Only the host itself opens one: a packet that came in by any device
-// is an answer or nothing.
-static __always_inline __u32 to_guest(struct __sk_buff *skb, const struct sandbox *sb, const struct packet *p)
+// is an answer or nothing. What the policy denies by now isn't answered any more.
+static __always_inline __u32 to_guest(struct __sk_buff *skb, const struct sandbox *sb, struct packet *p)
 {
 	struct decision in = { .gen = sb->epoch, .action = ACTION_DIRECT, .dir = FLOW_IN };
 	bool local = skb->ingress_ifindex == 0;
 	struct flow_key key;
+	struct decision d;
 	struct flow *f;
 	__u32 reason;
 
@@ -208,6 +209,16 @@ static __always_inline __u32 to_guest(struct __sk_buff *skb, const struct sandbo
 	} else if (p->opens == OPENS_ANEW) {
 		decide(f, in);
 		f->state = 0;
+	} else {
+		d = decision_of(f);
+		if (d.dir == FLOW_OUT && d.gen != sb->gen) {
+			d = classify(sb, p);
+			decide(f, d);
+		}
+		p->rule = d.rule;
+		reason = refusal(d);
+		if (reason)
+			return reason;
 	}
 	if (!p->icmp_error)
 		note(skb, f, p);
