@@ -139,7 +139,10 @@ func TestRepair(t *testing.T) {
 		}},
 		{"sysctl", "rp_filter is \"0\" and not 1", func(h *host, l netlink.Link) { must(h.t, setSysctl("ipv4/conf/cube-gw/rp_filter", "0")) }},
 		{"ip_forward", "somebody has turned it off", func(h *host, l netlink.Link) { must(h.t, setSysctl(ipForward, "0")) }},
-		{"routing rule", "the routing rule with priority 1000", func(h *host, l netlink.Link) { must(h.t, netlink.RuleDel(proxyRule(&h.cfg.Network))) }},
+		{"routing rule of the proxy", "the routing rule with priority 1000 for the egress proxy is missing", func(h *host, l netlink.Link) { must(h.t, netlink.RuleDel(proxyRule(&h.cfg.Network))) }},
+		{"routing rule of the forwarder", "the routing rule with priority 1000 for the DNS forwarder is missing", func(h *host, l netlink.Link) {
+			must(h.t, netlink.RuleDel(resolverRule(&h.cfg.Network)))
+		}},
 		{"proxy's route", "the route in table 3262", func(h *host, l netlink.Link) {
 			must(h.t, netlink.RouteDel(proxyRoute(&h.cfg.Network, link(h.t, "lo").Attrs().Index)))
 		}},

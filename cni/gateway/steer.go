@@ -12,12 +12,26 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 )
 
-// What is marked for the proxy is for this host, whatever address it is for: a rule leads to a table that says so.
+// What is marked for the proxy is for this host, whatever address it is for: a rule leads to a table that says so. What is
+// marked for the resolver and has not become the gateway's by then is dropped, as nothing but the nftables rules, which
+// somebody may flush, would keep it from where it is for.
 
 func proxyRule(n *config.Network) *netlink.Rule {
+	r := markRule(n, n.Marks().Proxy)
+	r.Table = n.RouteTable
+	return r
+}
+
+func resolverRule(n *config.Network) *netlink.Rule {
+	r := markRule(n, n.Marks().Resolver)
+	r.Type = unix.RTN_BLACKHOLE
+	return r
+}
+
+func markRule(n *config.Network, mark uint32) *netlink.Rule {
 	r := netlink.NewRule()
 	mask := n.MarkMask
-	r.Family, r.Priority, r.Table, r.IifName, r.Mark, r.Mask = netlink.FAMILY_V4, n.RulePriority, n.RouteTable, n.Device, n.Marks().Proxy, &mask
+	r.Family, r.Priority, r.IifName, r.Mark, r.Mask = netlink.FAMILY_V4, n.RulePriority, n.Device, mark, &mask
 	return r
 }
 
@@ -30,9 +44,20 @@ func proxyRoute(n *config.Network, loopback int) *netlink.Route {
 
 // steering is what of it is there, and what else is in the table.
 type steering struct {
-	loopback    int
-	rule, route bool
-	foreign     []netlink.Route
+	loopback               int
+	proxy, resolver, route bool
+	foreign                []netlink.Route
+}
+
+// rules are those that are to be there, with whether they are and what they are for.
+func (s *steering) rules(n *config.Network) []steeringRule {
+	return []steeringRule{{proxyRule(n), &s.proxy, "the egress proxy"}, {resolverRule(n), &s.resolver, "the DNS forwarder"}}
+}
+
+type steeringRule struct {
+	*netlink.Rule
+	there *bool
+	what  string
 }
 
 func lookSteering(h *netlink.Handle, n *config.Network) (s steering, err error) {
@@ -45,10 +70,12 @@ func lookSteering(h *netlink.Handle, n *config.Network) (s steering, err error) 
 	if err != nil {
 		return s, fmt.Errorf("list routing rules: %w", err)
 	}
-	want := proxyRule(n)
-	for _, r := range have {
-		s.rule = s.rule || r.Priority == want.Priority && r.Table == want.Table && r.IifName == want.IifName &&
-			r.Mark == want.Mark && r.Mask != nil && *r.Mask == *want.Mask
+	for _, want := range s.rules(n) {
+		for _, r := range have {
+			// The library doesn't tell of a rule's type; the one that drops is the one without a table.
+			*want.there = *want.there || r.Priority == want.Priority && max(r.Table, 0) == max(want.Table, 0) &&
+				r.IifName == want.IifName && r.Mark == want.Mark && r.Mask != nil && *r.Mask == *want.Mask
+		}
 	}
 	routes, err := routes(h, n.RouteTable)
 	if err != nil {
@@ -77,9 +104,12 @@ func ensureSteering(h *netlink.Handle, n *config.Network) error {
 			return fmt.Errorf("add the egress proxy's route to table %d: %w", n.RouteTable, err)
 		}
 	}
-	if !s.rule {
-		if err := h.RuleAdd(proxyRule(n)); err != nil {
-			return fmt.Errorf("add the egress proxy's routing rule with priority %d: %w", n.RulePriority, err)
+	for _, r := range s.rules(n) {
+		if *r.there {
+			continue
+		}
+		if err := h.RuleAdd(r.Rule); err != nil {
+			return fmt.Errorf("add the routing rule with priority %d for %s: %w", n.RulePriority, r.what, err)
 		}
 	}
 	return nil
@@ -91,9 +121,12 @@ func removeSteering(h *netlink.Handle, n *config.Network) error {
 		return err
 	}
 	var errs []error
-	if s.rule {
-		if err := h.RuleDel(proxyRule(n)); err != nil {
-			errs = append(errs, fmt.Errorf("remove the egress proxy's routing rule with priority %d: %w", n.RulePriority, err))
+	for _, r := range s.rules(n) {
+		if !*r.there {
+			continue
+		}
+		if err := h.RuleDel(r.Rule); err != nil {
+			errs = append(errs, fmt.Errorf("remove the routing rule with priority %d for %s: %w", n.RulePriority, r.what, err))
 		}
 	}
 	if s.route {
@@ -109,8 +142,10 @@ func diffSteering(h *netlink.Handle, n *config.Network) (diff []string, err erro
 	if err != nil {
 		return nil, err
 	}
-	if !s.rule {
-		diff = append(diff, fmt.Sprintf("the routing rule with priority %d for the egress proxy is missing", n.RulePriority))
+	for _, r := range s.rules(n) {
+		if !*r.there {
+			diff = append(diff, fmt.Sprintf("the routing rule with priority %d for %s is missing", n.RulePriority, r.what))
+		}
 	}
 	if !s.route {
 		diff = append(diff, fmt.Sprintf("the route in table %d for the egress proxy is missing", n.RouteTable))

@@ -24,7 +24,8 @@ type Network struct {
 	NFTable string `toml:"nft_table"`
 	// MarkMask is the bits of packet marks that are Cube's: at least three, side by side.
 	MarkMask uint32 `toml:"mark_mask"`
-	// RouteTable and RulePriority send what is marked for the proxy to it.
+	// RouteTable sends what is marked for the proxy to it, by a rule of RulePriority. Another one has what is marked for the
+	// resolver go nowhere else.
 	RouteTable   int `toml:"route_table"`
 	RulePriority int `toml:"rule_priority"`
 	// ProxyPort of 127.0.0.1 is where the egress proxy listens, DNSPort of the gateway's address where the DNS forwarder does.
