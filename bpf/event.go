@@ -68,3 +68,13 @@ func (e *Events) Read() (Event, error) {
 
 // Close ends a Read that waits.
 func (e *Events) Close() error { return e.r.Close() }
+
+// Epoch is what events tell the sandbox by that has the id; errdefs.ErrNotFound if none has.
+func (d *Datapath) Epoch(id ID) (uint32, error) {
+	s, unlock, err := d.lock(id)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	return s.Epoch, nil
+}

@@ -19,7 +19,9 @@ import (
 	"github.com/cubesandbox/cube/cni/dns"
 	"github.com/cubesandbox/cube/cni/gateway"
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/cni/ports"
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/control"
 	"github.com/cubesandbox/cube/internal/undo"
 )
 
@@ -38,6 +40,8 @@ type Daemon struct {
 	gateway  *gateway.Gateway
 	datapath *bpf.Datapath
 	dns      *dns.Server
+	ports    *ports.Server
+	drops    drops
 	summary  string
 	open     undo.Stack
 
@@ -66,8 +70,12 @@ func (d *Daemon) Up(ctx context.Context) (err error) {
 	if d.dns, err = d.listen(ctx); err != nil {
 		return err
 	}
+	d.ports = d.mapPorts()
 	d.summary = d.describe(d.gateway.Uplink)
-	d.handler.Store(http.NewServeMux())
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+dropsPath, d.serveDrops)
+	mux.Handle(ports.Path, d.ports)
+	d.handler.Store(mux)
 	d.open, u = u, undo.Stack{}
 	return nil
 }
@@ -89,6 +97,18 @@ func (d *Daemon) listen(ctx context.Context) (*dns.Server, error) {
 	})
 }
 
+// mapPorts is for the ports of the host that lead to sandboxes.
+func (d *Daemon) mapPorts() *ports.Server {
+	return ports.New(ports.Config{
+		Lookup:  d.network.PortTarget,
+		IDs:     d.network.PortOwners,
+		Dir:     d.network.PortsDir(),
+		Device:  d.cfg.Network.Device,
+		Timeout: d.cfg.Timeout,
+		Log:     d.log,
+	})
+}
+
 // Run keeps the network up until ctx ends, which is no error and changes nothing in force. It ends before only when the
 // network can't go on: name lookups aren't answered any more, or somebody has taken it down. All else is logged and tried
 // again.
@@ -98,7 +118,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	g.Go(func() error { return d.dns.Serve(running) })
 	g.Go(func() error { return d.keepWarm(running) })
 	for what, f := range map[string]func(context.Context) error{
+		"serve port mappings":         d.ports.Run,
 		"forget idle flows":           d.reap,
+		"remember drops":              d.readDrops,
 		"follow the uplink":           d.followUplink,
 		"follow the host's addresses": d.followAddresses,
 		"have sandboxes follow them":  d.followHost,
@@ -156,7 +178,7 @@ func (d *Daemon) describe(up gateway.Uplink) string {
 func (d *Daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := d.handler.Load()
 	if h == nil {
-		http.Error(w, "the network isn't up yet", http.StatusServiceUnavailable)
+		control.Answer(w, nil, fmt.Errorf("the network isn't up yet: %w", errdefs.ErrUnavailable))
 		return
 	}
 	h.ServeHTTP(w, r)

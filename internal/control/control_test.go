@@ -1,0 +1,46 @@
+package control
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+func TestAsk(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	if err := Ask(t.Context(), socket, http.MethodGet, "/x", nil, nil); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "cube up") {
+		t.Errorf("without a socket: %v", err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /echo", func(w http.ResponseWriter, r *http.Request) { Answer(w, r.URL.Query()["say"], nil) })
+	mux.HandleFunc("GET /no", func(w http.ResponseWriter, _ *http.Request) {
+		Answer(w, nil, fmt.Errorf("there is no x: %w", errdefs.ErrNotFound))
+	})
+	srv := &http.Server{Handler: mux}
+	go srv.Serve(l)
+	defer srv.Close()
+	var said []string
+	if err := Ask(t.Context(), socket, http.MethodGet, "/echo", url.Values{"say": {"a b", "&"}}, &said); err != nil || strings.Join(said, "|") != "a b|&" {
+		t.Errorf("%q, %v", said, err)
+	}
+	if err := Ask(t.Context(), socket, http.MethodGet, "/no", nil, &said); !errdefs.IsNotFound(err) || err.Error() != "there is no x: not found" {
+		t.Errorf("what isn't there: %v", err)
+	}
+	if err := Ask(t.Context(), socket, http.MethodGet, "/echo", url.Values{"say": {"a"}}, new(int)); err == nil {
+		t.Error("an answer of another kind must be an error")
+	}
+	srv.Close()
+	if err := Ask(t.Context(), socket, http.MethodGet, "/echo", nil, nil); !errdefs.IsUnavailable(err) {
+		t.Errorf("nobody listens: %v", err)
+	}
+}
