@@ -16,7 +16,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/cubesandbox/cube/bpf/policy"
 	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/testnet"
 )
@@ -120,38 +119,4 @@ func TestKilled(t *testing.T) {
 	if killed == 0 {
 		t.Error("none was killed")
 	}
-}
-
-// TestTimes tells what an open costs, with a tap that is ready and with one that is made, and what of it the process is.
-func TestTimes(t *testing.T) {
-	n := newNode(t)
-	n.Config.Network.WarmTaps = 20
-	n.Up()
-	ctx := t.Context()
-	timed := func(what string, f func(id string) error) {
-		t.Helper()
-		var took []time.Duration
-		for i := range 20 {
-			began := time.Now()
-			testnet.Must(t, f(fmt.Sprint("c", i)))
-			took = append(took, time.Since(began))
-		}
-		slices.Sort(took)
-		t.Logf("%-32s median %v, longest %v", what, took[10], took[19])
-	}
-	open := func(id string) error {
-		_, err := n.Open(ctx, network.Request{ID: id, Network: "cube", IfName: "eth0", Policy: &policy.Policy{Default: policy.Direct}})
-		return err
-	}
-	end := func(id string) error { return n.Close(ctx, id, "cube", "eth0") }
-	timed("open, a tap is made", open)
-	timed("close", end)
-	timed("open, a tap is ready", open)
-	timed("close", end)
-	timed("plugin's add, a tap is ready", func(id string) error {
-		_, err := n.cni.AddNetworkList(ctx, n.list, n.rt(id))
-		return err
-	})
-	timed("plugin's check", func(id string) error { return n.cni.CheckNetworkList(ctx, n.list, n.rt(id)) })
-	timed("plugin's del", func(id string) error { return n.cni.DelNetworkList(ctx, n.list, n.rt(id)) })
 }

@@ -1,12 +1,19 @@
-// Command bench measures what a user waits for and what a machine costs, on a stack of its own: `ctr run` beside runc on
-// the same containerd in the same run, exec, cold boot, memory per idle machine, clones of disks. It prints Markdown
-// with the conditions; absolute times mean little on another host, ratios more.
+// Command bench measures what a user waits for and what a machine costs. It prints Markdown with the conditions; absolute
+// times mean little on another host, ratios more. Its parts, of which an argument names one:
+//
+//	network   without machines, in network namespaces of its own: the datapath beside plain forwarding, a place in the
+//	          network, another policy
+//	machines  on a stack of its own: `ctr run` beside runc on the same containerd in the same run, exec, cold boot, memory
+//	          per idle machine, clones of disks
 package main
 
 import (
+	"cmp"
+	"context"
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,17 +28,36 @@ func main() {
 	n := flag.Int("n", 20, "how often each thing is measured")
 	idle := flag.Int("idle", 5, "how many idle machines are measured")
 	flag.Parse()
-	if err := run(*n, *idle); err != nil {
+	if err := run(flag.Arg(0), *n, *idle); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(n, idle int) (err error) {
+func run(part string, n, idle int) error {
+	if part != "" && part != "network" && part != "machines" {
+		return fmt.Errorf("there is no part %q: it takes network or machines, or none for both", part)
+	}
 	root, err := stack.Repository()
 	if err != nil {
 		return err
 	}
+	conditions(n)
+	if part != "machines" {
+		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+		err := networks(ctx, root, n)
+		stop()
+		if err != nil {
+			return fmt.Errorf("network: %w", err)
+		}
+	}
+	if part != "network" {
+		return machines(root, n, idle)
+	}
+	return nil
+}
+
+func machines(root string, n, idle int) (err error) {
 	started := time.Now()
 	s, err := stack.Start(root)
 	if err != nil {
@@ -62,8 +88,8 @@ type bench struct {
 	n int
 }
 
-// conditions prints what the figures depend on.
-func (b *bench) conditions() {
+// conditions prints what all figures depend on.
+func conditions(n int) {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	load, _ := os.ReadFile("/proc/loadavg")
@@ -76,7 +102,11 @@ func (b *bench) conditions() {
 		}
 	}
 	fmt.Printf("Host: %d CPUs (%s), Linux %s, load at the start %s; n = %d.\n",
-		strings.Count(string(cpuinfo), "processor\t:"), model, unix.ByteSliceToString(u.Release[:]), strings.Fields(string(load))[0], b.n)
+		strings.Count(string(cpuinfo), "processor\t:"), model, unix.ByteSliceToString(u.Release[:]), strings.Fields(string(load))[0], n)
+}
+
+// conditions prints what machines' figures depend on besides.
+func (b *bench) conditions() {
 	doctor := b.Cube("doctor")
 	for line := range strings.Lines(doctor.Stdout) {
 		for _, word := range []string{"accelerator", "qemu", "QEMU", "guest kernel", "reflink", "containerd"} {
@@ -91,13 +121,20 @@ func (b *bench) conditions() {
 // sample is a set of durations of one thing.
 type sample []time.Duration
 
-func (s sample) quantile(q float64) time.Duration {
-	sorted := slices.Sorted(slices.Values(s))
+func (s sample) quantile(q float64) time.Duration { return quantile(s, q) }
+
+func quantile[T cmp.Ordered](of []T, q float64) T {
+	sorted := slices.Sorted(slices.Values(of))
 	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
 }
 
 func (s sample) row(name string) string {
 	return fmt.Sprintf("| %s | %.0f | %.0f |", name, ms(s.quantile(0.5)), ms(s.quantile(0.95)))
+}
+
+// fineRow is row for what takes less than a few milliseconds.
+func (s sample) fineRow(name string) string {
+	return fmt.Sprintf("| %s | %.2f | %.2f |", name, ms(s.quantile(0.5)), ms(s.quantile(0.95)))
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
