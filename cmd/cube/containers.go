@@ -140,14 +140,9 @@ func rmCommand() *cli.Command {
 
 func imageCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "image",
-		Usage: "handle images",
-		Action: func(c *cli.Context) error {
-			if c.NArg() > 0 {
-				return fmt.Errorf("image: there is no command %q: `cube image --help` lists them", c.Args().First())
-			}
-			return cli.ShowSubcommandHelp(c)
-		},
+		Name:   "image",
+		Usage:  "handle images",
+		Action: noCommand("image"),
 		Subcommands: []*cli.Command{
 			{
 				Name:      "import",
@@ -259,10 +254,13 @@ func writeJSON(w io.Writer, v any) error {
 type table struct{ *tabwriter.Writer }
 
 func newTable(w io.Writer, titles ...string) table {
-	t := table{tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)}
+	t := fields(w)
 	t.row(titles...)
 	return t
 }
+
+// fields is a table of names and values, without titles.
+func fields(w io.Writer) table { return table{tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)} }
 
 func (t table) row(cells ...string) { fmt.Fprintln(t.Writer, strings.Join(cells, "\t")) }
 

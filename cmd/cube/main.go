@@ -117,7 +117,7 @@ func newApp() *cli.App {
 		},
 		Commands: []*cli.Command{
 			upCommand(), downCommand(), statusCommand(), doctorCommand(),
-			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(),
+			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(), networkCommand(),
 		},
 	}
 	for _, c := range app.Commands {
