@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/orchestrator/leftover"
 	"github.com/cubesandbox/cube/orchestrator/stack"
 )
 
@@ -57,7 +59,11 @@ func (s *state) up(c *cli.Context, say, ready func(string)) error {
 		return err
 	}
 	err := stack.Up(c.Context, s.cfg, stack.Options{
-		Log: s.log, Version: c.App.Version, Progress: waiting(say), Ready: ready,
+		Log: s.log, Version: c.App.Version, Progress: waiting(say),
+		Ready: func(summary string) {
+			ready(summary)
+			s.logAttachments(c.Context)
+		},
 	})
 	if err == nil {
 		return nil
@@ -67,6 +73,16 @@ func (s *state) up(c *cli.Context, say, ready func(string)) error {
 		fmt.Fprintf(os.Stderr, "%s", ce.Snippet)
 	}
 	return fmt.Errorf("up: %w", err)
+}
+
+// logAttachments tells how many places in the network the pods before have left.
+func (s *state) logAttachments(ctx context.Context) {
+	switch left, err := leftover.Attachments(ctx, s.cfg); {
+	case err != nil:
+		s.log.Warn("places in the network that nobody owns can't all be looked for", "error", err)
+	case len(left) > 0:
+		s.log.Warn("places in the network are left that nobody owns: `cube doctor` lists them, --fix frees them", "count", len(left))
+	}
 }
 
 func waiting(say func(string)) func(string) func() {

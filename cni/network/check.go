@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -22,6 +23,8 @@ type Attachment struct {
 	Tap     string
 	Sandbox bpf.ID // in the datapath, while it is open
 	MTU     int    // of the gateway device, and of all taps
+	// Changed is when it was claimed, released, opened or closed, the last of that.
+	Changed time.Time
 	// The rest is of what is open.
 	Open            bool
 	Network, IfName string
@@ -33,7 +36,7 @@ type Attachment struct {
 }
 
 func (s *session) describe(a *attachment) *Attachment {
-	d := &Attachment{Key: a.key, Pod: a.Pod, Tap: s.tapName(a.Tap), Sandbox: bpf.ID(a.Tap)}
+	d := &Attachment{Key: a.key, Pod: a.Pod, Tap: s.tapName(a.Tap), Sandbox: bpf.ID(a.Tap), Changed: a.written}
 	if s.gateway != nil {
 		d.MTU = s.gateway.Attrs().MTU
 	}

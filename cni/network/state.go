@@ -10,6 +10,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -56,6 +57,8 @@ type record struct {
 	// Used: a machine may have had the tap.
 	Used bool    `json:"used,omitempty"`
 	Open *opened `json:"open,omitempty"` // nil: closed
+
+	written time.Time // the last time
 }
 
 // opened is what Open was told, and the address that it gave.
@@ -126,6 +129,9 @@ func (n *Network) read(key string, to *record) (bool, error) {
 	if err := json.Unmarshal(b, to); err != nil || !validNumber(to.Tap) {
 		return false, fmt.Errorf("the record %s is damaged (tap %d): %w; remove it, and have the rest put in order: cube up", file, to.Tap, errors.Join(err, errdefs.ErrDataLoss))
 	}
+	if info, err := os.Stat(file); err == nil {
+		to.written = info.ModTime()
+	}
 	return true, nil
 }
 
@@ -142,7 +148,7 @@ func (n *Network) write(a *attachment) error {
 	if err := os.Rename(file+".tmp", file); err != nil {
 		return fmt.Errorf("write attachment %s: %w", a.key, err)
 	}
-	a.exists = true
+	a.exists, a.written = true, time.Now()
 	return nil
 }
 

@@ -64,6 +64,7 @@ var finders = []finder{
 	{"bundle", true, bundles},
 	{"pod", false, pods},
 	{"machine", false, machines},
+	attachmentFinder,
 	{"cgroup", false, groups},
 	{"uid", false, uids},
 	{"socket", false, sockets},
