@@ -48,6 +48,7 @@ func (d *Daemon) followAddresses(ctx context.Context) error {
 	defer stop()
 	for {
 		d.changed() // also for what happened before
+		d.ports.Changed()
 		// Too much happened to be told of is something that happened.
 		if _, err := c.Receive(); ctx.Err() != nil {
 			return nil

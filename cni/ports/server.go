@@ -193,22 +193,3 @@ func (s *Server) keep(id string, have []*mapping) {
 		delete(s.all, id)
 	}
 }
-
-// states lists the ports of a sandbox, or of all.
-func (s *Server) states(id string) []State {
-	list := []State{}
-	for key, have := range s.all {
-		if id != "" && key != id {
-			continue
-		}
-		for _, m := range have {
-			st := State{Port: m.lease.Port, ID: key}
-			if m.err != nil {
-				st.Reason = m.err.Error()
-			}
-			list = append(list, st)
-		}
-	}
-	slices.SortFunc(list, compareStates)
-	return list
-}

@@ -1,0 +1,379 @@
+package ports_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/vishvananda/netlink"
+
+	"github.com/cubesandbox/cube/cni/ports"
+	"github.com/cubesandbox/cube/internal/testnet"
+)
+
+// fixture is a server whose sandboxes are at addresses of the loopback device.
+type fixture struct {
+	*ports.Server
+	t     *testing.T
+	dir   string
+	ended chan error
+
+	mu  sync.Mutex
+	has map[string]target
+}
+
+type target struct {
+	address string
+	ports   []ports.Port
+}
+
+// serve runs a server until the test ends. Its timeouts are divided by hurry.
+func serve(t *testing.T, hurry time.Duration) *fixture {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: binding a socket to a device takes root")
+	}
+	f := &fixture{t: t, dir: filepath.Join(t.TempDir(), "ports"), ended: make(chan error, 1), has: map[string]target{}}
+	testnet.Must(t, os.Mkdir(f.dir, 0o700))
+	f.Server = ports.New(ports.Config{
+		Lookup: f.lookup, IDs: f.ids, Dir: f.dir, Device: "lo",
+		Timeout: func(d time.Duration) time.Duration { return d / hurry },
+		Log:     slog.New(slog.DiscardHandler),
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { f.ended <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-f.ended:
+		case <-time.After(wait):
+			t.Error("Run doesn't end")
+		}
+	})
+	return f
+}
+
+func (f *fixture) ids() ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Keys(f.has)), nil
+}
+
+func (f *fixture) lookup(id string) (*ports.Target, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	has, ok := f.has[id]
+	if !ok {
+		return nil, errdefs.ErrNotFound
+	}
+	t := &ports.Target{Address: netip.MustParseAddr(has.address)}
+	for _, p := range has.ports {
+		file, err := os.Open(f.file(p))
+		if err != nil {
+			return nil, err
+		}
+		t.Leases = append(t.Leases, ports.Lease{Port: p, File: file})
+	}
+	return t, nil
+}
+
+func (f *fixture) file(p ports.Port) string {
+	return filepath.Join(f.dir, fmt.Sprintf("%s-%d", p.Protocol, p.HostPort))
+}
+
+// give has a sandbox have ports, and tells the server.
+func (f *fixture) give(id, address string, all ...ports.Port) error {
+	f.mu.Lock()
+	for _, p := range all {
+		testnet.Must(f.t, os.WriteFile(f.file(p), nil, 0o600))
+	}
+	f.has[id] = target{address, all}
+	f.mu.Unlock()
+	return f.update(id)
+}
+
+// take has it have them no more, and doesn't tell.
+func (f *fixture) take(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.has[id].ports {
+		testnet.Must(f.t, os.Remove(f.file(p)))
+	}
+	delete(f.has, id)
+}
+
+func (f *fixture) update(id string) error {
+	w := httptest.NewRecorder()
+	f.ServeHTTP(w, httptest.NewRequest("POST", ports.Path+"?"+url.Values{"id": {id}}.Encode(), nil))
+	if w.Code != 200 {
+		return errors.New(w.Body.String())
+	}
+	return nil
+}
+
+// listen has a sandbox answer connections at an address until close.
+func listen(t *testing.T, at string, answer func(*net.TCPConn)) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp4", at)
+	testnet.Must(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				answer(c.(*net.TCPConn))
+			}()
+		}
+	}()
+	return l
+}
+
+// readAll connects, and reads so many bytes or all. A reset may come before the connection is known to be there.
+func readAll(at string, most int64) error {
+	c, err := net.Dial("tcp4", at)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(wait))
+	_, err = io.Copy(io.Discard, io.LimitReader(c, most))
+	return err
+}
+
+// until waits for what happens by itself.
+func until(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(wait); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not so after %v: %s", wait, what)
+		}
+	}
+}
+
+func isFree(at string) bool {
+	l, err := net.Listen("tcp4", at)
+	if err == nil {
+		l.Close()
+	}
+	return err == nil
+}
+
+// TestLease: where the file has gone nothing is reached any more, though nobody has told the server.
+func TestLease(t *testing.T) {
+	f := serve(t, 1)
+	l := listen(t, "127.0.1.1:80", echo("a: "))
+	p, u := tcp("127.0.0.1", 8080, 80), udp("127.0.0.1", 8080, 80)
+	testnet.Must(t, f.give("a", "127.0.1.1", p, u))
+	open := dial(t, "127.0.0.1:8080", "a: ")
+	first, err := net.ListenPacket("udp4", "127.0.1.1:80")
+	testnet.Must(t, err)
+	defer first.Close()
+	client, err := net.Dial("udp4", "127.0.0.1:8080")
+	testnet.Must(t, err)
+	defer client.Close()
+	b := make([]byte, 100)
+	testnet.Must(t, first.SetDeadline(time.Now().Add(wait)))
+	_, err = client.Write([]byte("to the first"))
+	testnet.Must(t, err)
+	if n, _, err := first.ReadFrom(b); err != nil || string(b[:n]) != "to the first" {
+		t.Fatalf("%q, %v", b[:n], err)
+	}
+
+	f.take("a")
+	testnet.Must(t, l.Close())
+	testnet.Must(t, first.Close())
+	// Its address is another's at once.
+	var reached atomic.Int32
+	listen(t, "127.0.1.1:80", func(c *net.TCPConn) {
+		reached.Add(1)
+	})
+	second, err := net.ListenPacket("udp4", "127.0.1.1:80")
+	testnet.Must(t, err)
+	defer second.Close()
+	for range 20 {
+		_, _ = client.Write([]byte("to the second"))
+		if c, err := net.Dial("tcp4", "127.0.0.1:8080"); err == nil {
+			_, _ = io.Copy(io.Discard, c)
+			c.Close()
+		}
+	}
+	until(t, "the port is free", func() bool { return isFree("127.0.0.1:8080") })
+	if _, err := io.Copy(io.Discard, open); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection ends with %v", err)
+	}
+	testnet.Must(t, second.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
+	if n, _, err := second.ReadFrom(b); err == nil {
+		t.Errorf("who has the address next gets %q", b[:n])
+	}
+	if n := reached.Load(); n > 0 {
+		t.Errorf("who has the address next is reached %d times", n)
+	}
+
+	// And the port is the next one's, for whom the address was never the former's.
+	listen(t, "127.0.1.2:80", echo("b: "))
+	testnet.Must(t, f.give("b", "127.0.1.2", p))
+	dial(t, "127.0.0.1:8080", "b: ").Close()
+	f.take("b")
+	listen(t, "127.0.1.3:80", echo("b again: "))
+	testnet.Must(t, f.give("b", "127.0.1.3", p))
+	dial(t, "127.0.0.1:8080", "b again: ").Close()
+}
+
+// TestConnections: there are so many at a time.
+func TestConnections(t *testing.T) {
+	f := serve(t, 1)
+	listen(t, "127.0.1.1:80", echo("!"))
+	testnet.Must(t, f.give("a", "127.0.1.1", tcp("127.0.0.1", 8080, 80)))
+	var all []net.Conn
+	for range 512 {
+		all = append(all, dial(t, "127.0.0.1:8080", "!"))
+	}
+	refused := func() bool { return readAll("127.0.0.1:8080", 1) != nil }
+	if !refused() {
+		t.Error("one more connection is let in")
+	}
+	testnet.Must(t, all[7].Close())
+	until(t, "a place is free", func() bool { return !refused() })
+}
+
+// TestClients: there are so many at a time, by UDP, and those who are silent are forgotten.
+func TestClients(t *testing.T) {
+	f := serve(t, 200) // after 0.6 s
+	testnet.Must(t, f.give("a", "127.0.1.1", udp("127.0.0.1", 8080, 80)))
+	guest, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 1, 1), Port: 80})
+	testnet.Must(t, err)
+	defer guest.Close()
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	go func() {
+		b := make([]byte, 100)
+		for {
+			_, from, err := guest.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			seen[from.String()] = true
+			mu.Unlock()
+			_, _ = guest.WriteToUDPAddrPort([]byte("!"), from)
+		}
+	}()
+	for range 400 {
+		c, err := net.Dial("udp4", "127.0.0.1:8080")
+		testnet.Must(t, err)
+		_, err = c.Write([]byte("?"))
+		testnet.Must(t, err)
+		c.Close()
+	}
+	mu.Lock()
+	if n := len(seen); n == 0 || n > 256 {
+		t.Errorf("the guest has %d clients", n)
+	}
+	mu.Unlock()
+	if got := ask(t, "127.0.0.1:8080", []byte("?")); got != "!" { // when the others are forgotten
+		t.Errorf("the answer is %q", got)
+	}
+}
+
+// TestEnds: each side's end and reset is the other's.
+func TestEnds(t *testing.T) {
+	f := serve(t, 1)
+	ended := make(chan error, 1)
+	listen(t, "127.0.1.1:80", func(c *net.TCPConn) {
+		b, err := io.ReadAll(c)
+		if err == nil {
+			_, err = fmt.Fprintf(c, "%d bytes", len(b))
+		}
+		ended <- err
+	})
+	listen(t, "127.0.1.1:81", func(c *net.TCPConn) { _ = c.SetLinger(0) })
+	testnet.Must(t, f.give("a", "127.0.1.1", tcp("127.0.0.1", 8080, 80), tcp("127.0.0.1", 8081, 81), tcp("127.0.0.1", 8082, 82)))
+	c := dial(t, "127.0.0.1:8080", "")
+	_, err := c.Write(make([]byte, 1000))
+	testnet.Must(t, err)
+	testnet.Must(t, c.CloseWrite())
+	if b, err := io.ReadAll(c); err != nil || string(b) != "1000 bytes" {
+		t.Errorf("%q, %v", b, err)
+	}
+	testnet.Must(t, <-ended)
+	c = dial(t, "127.0.0.1:8080", "")
+	testnet.Must(t, c.SetLinger(0))
+	testnet.Must(t, c.Close())
+	if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the guest sees %v", err)
+	}
+	for _, at := range []string{"127.0.0.1:8081", "127.0.0.1:8082"} { // nobody listens at the latter
+		if err := readAll(at, 1<<20); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: the client sees %v", at, err)
+		}
+	}
+}
+
+// TestChanged: what can't be bound is, when it can.
+func TestChanged(t *testing.T) {
+	f := serve(t, 1)
+	listen(t, "127.0.1.1:80", echo("a: "))
+	if err := f.give("a", "127.0.1.1", tcp("10.9.8.7", 8080, 80)); err == nil {
+		t.Error("an address that isn't there is bound")
+	}
+	lo, err := netlink.LinkByName("lo")
+	testnet.Must(t, err)
+	addr, err := netlink.ParseAddr("10.9.8.7/32")
+	testnet.Must(t, err)
+	testnet.Must(t, netlink.AddrAdd(lo, addr))
+	defer func() { testnet.Must(t, netlink.AddrDel(lo, addr)) }()
+	f.Changed()
+	until(t, "the port is bound", func() bool {
+		c, err := net.Dial("tcp4", "10.9.8.7:8080")
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+	dial(t, "10.9.8.7:8080", "a: ").Close()
+}
+
+// TestTakenDown: the end of all leases is the server's, and the next one may begin.
+func TestTakenDown(t *testing.T) {
+	f := serve(t, 1)
+	listen(t, "127.0.1.1:80", echo("a: "))
+	testnet.Must(t, f.give("a", "127.0.1.1", tcp("127.0.0.1", 8080, 80)))
+	dial(t, "127.0.0.1:8080", "a: ").Close()
+	testnet.Must(t, os.RemoveAll(f.dir))
+	err := <-f.ended
+	if !errdefs.IsUnavailable(err) {
+		t.Errorf("Run ends with %v", err)
+	}
+	if !isFree("127.0.0.1:8080") {
+		t.Error("the port isn't free")
+	}
+	testnet.Must(t, os.Mkdir(f.dir, 0o700))
+	f.has = map[string]target{}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { f.ended <- f.Run(ctx) }()
+	testnet.Must(t, f.give("a", "127.0.1.1", tcp("127.0.0.1", 8080, 80)))
+	dial(t, "127.0.0.1:8080", "a: ").Close()
+	cancel()
+	testnet.Must(t, <-f.ended)
+	f.ended <- nil // for the fixture's end
+}
