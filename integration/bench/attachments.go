@@ -24,7 +24,7 @@ type measured struct {
 // call it.
 func (b *networkBench) attachments(ctx context.Context) error {
 	fmt.Printf("\n### A place in the network\n\n| | p50 ms | p95 ms |\n| --- | --- | --- |\n")
-	return b.path.host.do(func() error {
+	return b.path.host.Do(func() error {
 		if err := b.calls(ctx); err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (b *networkBench) plugin(ctx context.Context) error {
 			cmd := exec.CommandContext(ctx, filepath.Join(b.bin, "cube-cni"))
 			cmd.Stdin = strings.NewReader(conf)
 			cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, fmt.Sprint("CNI_CONTAINERID=bench-", from+i), "CNI_IFNAME=eth0",
-				fmt.Sprintf("CNI_NETNS=/proc/%d/fd/%d", os.Getpid(), b.path.client.handle), "CNI_PATH="+b.bin)
+				"CNI_NETNS="+b.path.client.Path(), "CNI_PATH="+b.bin)
 			if out, err := cmd.Output(); err != nil {
 				return fmt.Errorf("cube-cni %s: %w: %s", command, err, out)
 			}

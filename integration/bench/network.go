@@ -60,9 +60,9 @@ func (b *networkBench) setUp(ctx context.Context, u *undo.Stack) error {
 	if b.path, err = newPath(u, netip.Prefix{}); err != nil {
 		return err
 	}
-	return b.path.host.do(func() error {
+	return b.path.host.Do(func() error {
 		u.Push(func() error {
-			return b.path.host.do(func() error { // whatever has ended ctx
+			return b.path.host.Do(func() error { // whatever has ended ctx
 				return errors.Join(b.Down(context.WithoutCancel(ctx)), gateway.Down(context.WithoutCancel(ctx), b.cfg))
 			})
 		})

@@ -16,7 +16,7 @@ func (p *path) segmentation(on bool) error {
 	set := func() error {
 		return errors.Join(setFeature("eth0", unix.ETHTOOL_STSO, on), setFeature("eth0", unix.ETHTOOL_SGSO, on))
 	}
-	return errors.Join(p.client.do(set), p.internet.do(set))
+	return errors.Join(p.client.Do(set), p.internet.Do(set))
 }
 
 // setFeature is ethtool(8)'s -K.

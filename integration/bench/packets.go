@@ -41,11 +41,11 @@ func newFlow(p *path, toClient bool) (_ *flow, err error) {
 		}
 	}()
 	var near, far *net.UDPConn
-	if err := p.internet.do(func() (err error) { far, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(port)); return err }); err != nil {
+	if err := p.internet.Do(func() (err error) { far, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(port)); return err }); err != nil {
 		return nil, err
 	}
 	f.Push(far.Close)
-	if err := p.client.do(func() (err error) { near, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(port)); return err }); err != nil {
+	if err := p.client.Do(func() (err error) { near, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(port)); return err }); err != nil {
 		return nil, err
 	}
 	f.Push(near.Close)

@@ -15,7 +15,7 @@ func (b *networkBench) policies(ctx context.Context) error {
 	fmt.Printf("\n### Another policy for an open sandbox\n\n`SetPolicy` is all of it: compiled, written down, its rows set, the flip, and the rows of the policy before deleted when " +
 		"no program has them in hands. The flip alone is one write of the sandbox's entry.\n\n" +
 		"| rules | compiled p50 ms | rows set, flip, rows deleted p50 ms | `SetPolicy` p50 ms | p95 ms | flip alone p50 ms |\n| --- | --- | --- | --- | --- | --- |\n")
-	return b.path.host.do(func() error {
+	return b.path.host.Do(func() error {
 		a, err := b.open(ctx, "policies")
 		if err != nil {
 			return err

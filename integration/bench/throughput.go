@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 
 	"github.com/google/nftables"
@@ -15,6 +14,7 @@ import (
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/undo"
 )
@@ -45,8 +45,8 @@ func plainPath(u *undo.Stack) (*path, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, p.host.do(func() error {
-		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+	return p, p.host.Do(func() error {
+		if err := testhost.Sysctl("ipv4/ip_forward", "1"); err != nil {
 			return err
 		}
 		c, err := nftables.New()
@@ -59,7 +59,7 @@ func plainPath(u *undo.Stack) (*path, error) {
 		})
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: append([]byte("up0"), make([]byte, 13)...)}, // a name's 16 bytes
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(testhost.UplinkDevice + "\x00")},
 			&expr.Masq{},
 		}})
 		return c.Flush()
@@ -86,7 +86,7 @@ func (b *networkBench) throughput(ctx context.Context) (err error) {
 	fmt.Printf("\n### Throughput: forwarding and masquerade alone, and Cube's whole datapath\n\n"+
 		"Medians of %d rounds in turn, %v each, between network namespaces on veth pairs (MTU %d), one stream, the policy `allow`, no rate limit. "+
 		"Of a processor: packets that arrived for each second of the sending thread's time, in which the kernel does all the work on them.\n\n"+
-		"| | | kernel alone | Cube | ratio | half of the rounds |\n| --- | --- | --- | --- | --- | --- |\n", rounds, window, mtu)
+		"| | | kernel alone | Cube | ratio | half of the rounds |\n| --- | --- | --- | --- | --- | --- |\n", rounds, window, testhost.MTU)
 	for i, s := range streams {
 		ratios := make([]float64, rounds)
 		for k := range ratios {
@@ -135,7 +135,7 @@ func (b *networkBench) addClient(u *undo.Stack) (bpf.ID, error) {
 	if err != nil {
 		return 0, err
 	}
-	return id, b.path.host.do(func() error {
+	return id, b.path.host.Do(func() error {
 		l, err := netlink.LinkByName(tap)
 		if err != nil {
 			return err

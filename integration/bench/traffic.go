@@ -68,12 +68,12 @@ func tcp(p *path, toClient bool) (_ float64, err error) {
 	var u undo.Stack
 	defer func() { err = errors.Join(err, u.Release()) }()
 	var l net.Listener
-	if err := p.internet.do(func() (err error) { l, err = net.Listen("tcp4", port.String()); return err }); err != nil {
+	if err := p.internet.Do(func() (err error) { l, err = net.Listen("tcp4", port.String()); return err }); err != nil {
 		return 0, err
 	}
 	u.Push(l.Close)
 	var from, to net.Conn
-	if err := p.client.do(func() (err error) { from, err = net.DialTimeout("tcp4", port.String(), stalled); return err }); err != nil {
+	if err := p.client.Do(func() (err error) { from, err = net.DialTimeout("tcp4", port.String(), stalled); return err }); err != nil {
 		return 0, err
 	}
 	u.Push(from.Close)
