@@ -10,6 +10,7 @@
 //	rootfs   root file system mounts turned into disks
 //	share    bind mounts of the host's files, served to the guest by a jailed helper
 //	stdio    containerd's fifos, log files and log binaries, and the copying between them and the guest's streams
+//	attach   a pod's place in the host's network: the machine's tap, and what the guest is told
 //	hooks    OCI hooks that run on the host
 //	record   what a shim leaves in its pod directory and in bundles, so that whoever comes later can undo it
 //

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/process"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
@@ -153,7 +154,7 @@ func (i podInfo) stop(ctx context.Context, s *search) error {
 		return err
 	}
 	defer dead()
-	return i.free()
+	return i.free(ctx)
 }
 
 // pods finds the directories of pods whose shims are gone and that no container refers to. Those with containers are
@@ -195,11 +196,11 @@ func (i podInfo) remove(ctx context.Context, s *search) error {
 	if members, err := i.Members(); err != nil || shim.PID != 0 || len(members) > 0 {
 		return err
 	}
-	return i.free()
+	return i.free(ctx)
 }
 
 // free frees what a dead pod has. The caller has its lock.
-func (i podInfo) free() error {
+func (i podInfo) free(ctx context.Context) error {
 	if address, err := i.Address(); err == nil {
 		if err := shim.RemoveSocket(address); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove the shim's socket: %w", err)
@@ -216,6 +217,9 @@ func (i podInfo) free() error {
 		}
 		if err := record.Cleanup(cfg, state.MachineDir); err != nil {
 			return err
+		}
+		if err := network.New(cfg).Release(ctx, network.Pod{Namespace: state.Namespace, ID: state.ID}); err != nil {
+			return fmt.Errorf("detach the pod from the network: %w", err)
 		}
 		state.Undone = true
 		if err := i.SaveState(state); err != nil {

@@ -48,6 +48,9 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	launcher := &fake.Launcher{}
+	if os.Getenv(killEnv) != "" {
+		launcher.Before = func() { unix.Kill(os.Getpid(), unix.SIGKILL) }
+	}
 	server.Register(server.Machines{
 		Launcher: func(*config.Config, *slog.Logger) vmm.Launcher { return launcher },
 		Cleanup:  cleanup,
@@ -232,10 +235,14 @@ func (d *daemon) dial(address string) *ttrpc.Client {
 	return client
 }
 
+func (d *daemon) createRequest() *taskapi.CreateTaskRequest {
+	return &taskapi.CreateTaskRequest{ID: d.id, Bundle: d.bundle,
+		Rootfs: []*types.Mount{{Type: "ext4", Source: d.dir + "/root.img", Options: []string{"rw", "loop"}}}}
+}
+
 func (d *daemon) create(c taskapi.TTRPCTaskService) {
 	d.Helper()
-	_, err := c.Create(d.Context(), &taskapi.CreateTaskRequest{ID: d.id, Bundle: d.bundle,
-		Rootfs: []*types.Mount{{Type: "ext4", Source: d.dir + "/root.img", Options: []string{"rw", "loop"}}}})
+	_, err := c.Create(d.Context(), d.createRequest())
 	d.must(err)
 	_, err = c.Start(d.Context(), &taskapi.StartRequest{ID: d.id})
 	d.must(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/hooks"
 	"github.com/cubesandbox/cube/shim/record"
@@ -149,6 +150,9 @@ func (s *stop) endPod(ctx context.Context) error {
 	}
 	if err := errors.Join(s.Cleanup(cfg, state.MachineDir), s.Sweep(cfg)); err != nil {
 		return err
+	}
+	if err := network.New(cfg).Release(ctx, network.Pod{Namespace: state.Namespace, ID: state.ID}); err != nil {
+		return fmt.Errorf("detach the pod from the network: %w", err)
 	}
 	state.Undone = true
 	return s.pod.SaveState(state)

@@ -134,8 +134,7 @@ func (n *creation) claimed(ctx context.Context) (c *container, err error) {
 		}
 		return c, err
 	}
-	n.making = n.newMaking(n.cfg, n.ConfigFile, n.plan.Shape)
-	n.making.request.CPULimit, n.making.request.NetNS = n.plan.CPULimit, n.plan.NetNS
+	n.making = n.newMaking(n.cfg, n.ConfigFile, n.plan.Machine, n.plan.NetNS)
 	if name := n.plan.Guest.Hostname; name != "" {
 		n.making.hostname = name
 	}

@@ -16,11 +16,9 @@ import (
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/shim/record"
+	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm"
 )
-
-// attachLimit bounds the wait for the network's part of a machine, which is ready made.
-const attachLimit = 10 * time.Second
 
 // identifyLimit bounds the greeting of the agent in a machine that has already answered once.
 const identifyLimit = 10 * time.Second
@@ -32,24 +30,26 @@ type making struct {
 	log      *slog.Logger
 	hostname string
 	request  vmm.Request // what the machine is to be
+	network  spec.Network
 
-	undo    undo.Stack
-	state   record.PodState
-	network *api.Network // nil for none
-	machine vmm.Machine
-	guest   *guest.Guest
-	vm      *vm // after identify
+	undo     undo.Stack
+	state    record.PodState
+	attached *Attachment // nil for none
+	machine  vmm.Machine
+	guest    *guest.Guest
+	vm       *vm // after identify
 }
 
-// newMaking prepares to make a machine. configFile is where cfg is from, "" for the default.
-func (p *Pod) newMaking(cfg *config.Config, configFile string, shape vmm.Shape) *making {
+// newMaking prepares to make a machine. configFile is where cfg is from, "" for the default; netns is as in vmm.Request.
+func (p *Pod) newMaking(cfg *config.Config, configFile string, m spec.Machine, netns string) *making {
 	dir := filepath.Join(cfg.VMDir(), fmt.Sprintf("%s-%s", p.env.ID, shortName(p.env.Dir)))
 	return &making{
 		Pod:      p,
 		cfg:      cfg,
 		log:      p.env.Log.With("pod", p.env.ID),
 		hostname: p.env.ID,
-		request:  vmm.Request{ID: p.env.ID, Dir: dir, Shape: shape},
+		request:  vmm.Request{ID: p.env.ID, Dir: dir, Shape: m.Shape, CPULimit: m.CPULimit, NetNS: netns},
+		network:  m.Network,
 		state:    record.PodState{ID: p.env.ID, Namespace: p.env.Namespace, MachineDir: dir, ConfigFile: configFile},
 	}
 }
@@ -83,13 +83,17 @@ func (k *making) cleanUp() error {
 		return err
 	}
 	for dir, file := range map[string]string{old.MachineDir: old.ConfigFile, k.request.Dir: k.state.ConfigFile} {
-		if _, err := os.Lstat(dir); dir == "" || errors.Is(err, fs.ErrNotExist) {
+		_, err := os.Lstat(dir)
+		if known := dir == old.MachineDir && !old.Undone; dir == "" || errors.Is(err, fs.ErrNotExist) && !known {
 			continue
 		}
 		k.log.Warn("clean up what an earlier shim of this pod has left", "dir", dir)
 		cfg, err := config.Load(file)
 		if err == nil {
 			err = k.env.Cleanup(cfg, dir)
+		}
+		if err == nil {
+			err = k.detach(cfg)
 		}
 		if err != nil {
 			return fmt.Errorf("clean up what an earlier shim has left in %s: %w", dir, err)
@@ -103,13 +107,12 @@ func (k *making) launch(ctx context.Context, root *os.File) error {
 	began := time.Now()
 	r := k.request
 	r.Root = root
-	a, err := k.attach(ctx)
-	if err != nil {
+	if err := k.attach(ctx); err != nil {
 		return err
 	}
-	if a != nil {
-		defer a.Tap.Close() // the machine has its own
-		r.Tap, k.network = a.Tap, a.Guest
+	if k.attached != nil {
+		defer k.attached.Tap.Close() // the machine has its own
+		r.Tap = k.attached.Tap
 	}
 	m, err := k.env.Launcher(k.cfg).Launch(ctx, r)
 	if err != nil {
@@ -122,20 +125,6 @@ func (k *making) launch(ctx context.Context, root *os.File) error {
 	return k.env.Dir.SaveState(k.state)
 }
 
-// attach gets the pod's place in the network, nil for none.
-func (k *making) attach(ctx context.Context) (*Attachment, error) {
-	if k.env.Attach == nil {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout(attachLimit))
-	defer cancel()
-	a, err := k.env.Attach(ctx, k.cfg, k.env.Namespace, k.env.ID)
-	if err != nil {
-		return nil, fmt.Errorf("attach the pod to the network: %w", err)
-	}
-	return a, nil
-}
-
 // identify greets the agent and gives the guest its identity, before which nothing of a workload runs in it.
 func (k *making) identify(ctx context.Context) (_ *vm, err error) {
 	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout(identifyLimit))
@@ -143,12 +132,25 @@ func (k *making) identify(ctx context.Context) (_ *vm, err error) {
 	if k.guest, err = guest.Connect(ctx, k.machine.Agent(), k.cfg.Timeout); err != nil {
 		return nil, k.deathOf(err)
 	}
-	if _, err = k.guest.Identify(ctx, hostname(k.hostname), k.env.ID, k.network); err != nil {
+	var network *api.Network
+	if k.attached != nil {
+		network = k.attached.Guest
+	}
+	if err = k.tell(ctx, network); err != nil {
 		return nil, k.deathOf(err)
 	}
 	k.vm = newVM(k.machine, k.guest, k.log, k.cfg.Timeout, k.undone)
 	go k.dispatch(k.vm)
+	if k.attached != nil {
+		go k.follow(k.vm)
+	}
 	return k.vm, nil
+}
+
+// tell gives the guest its identity, for the first time or again.
+func (k *making) tell(ctx context.Context, network *api.Network) error {
+	_, err := k.guest.Identify(ctx, hostname(k.hostname), k.env.ID, network)
+	return err
 }
 
 // deathOf prefers the machine's own reason to that of a call that failed because of it. The channel ends a little before
@@ -204,8 +206,14 @@ func (k *making) release() error {
 	return k.undone()
 }
 
-// undone notes that nothing is left of the machine.
+// undone gives back the place in the network of a machine that is no more, and notes that nothing is left.
 func (k *making) undone() error {
+	if k.state.Undone {
+		return nil
+	}
+	if err := k.detach(k.cfg); err != nil {
+		return err
+	}
 	k.state.Undone = true
 	return k.env.Dir.SaveState(k.state)
 }

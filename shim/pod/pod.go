@@ -16,12 +16,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 
 	"github.com/containerd/errdefs"
 
-	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/shim/spec"
@@ -45,18 +43,8 @@ type Env struct {
 	Launcher func(*config.Config) vmm.Launcher
 	// Cleanup undoes all that a machine's directory stands for, and removes it.
 	Cleanup func(cfg *config.Config, machineDir string) error
-	// Attach returns the pod's place in the network, for the machine that is about to be made; nil for a pod that is to
-	// have none. It can be asked again after a machine that couldn't be made. A nil Attach has a network for no pod.
-	Attach func(ctx context.Context, cfg *config.Config, namespace, id string) (*Attachment, error)
-}
-
-// Attachment is a pod's place in the network.
-type Attachment struct {
-	// Tap is vmm.Request's. The pod closes it, and the machine then has the only descriptor that is handed on: its end is
-	// to be seen by the tap's carrier, whoever ends it.
-	Tap *os.File
-	// Guest is what the machine is told.
-	Guest *api.Network
+	// Network gives the pod its place in the host's network.
+	Network Network
 }
 
 // Pod is the machine that a shim serves, with its containers.

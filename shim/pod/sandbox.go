@@ -13,7 +13,6 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/spec"
-	"github.com/cubesandbox/cube/vmm"
 )
 
 // pingLimit is how long the agent may take to say that it is there.
@@ -23,10 +22,9 @@ var errNoMachine = errdefs.ErrFailedPrecondition.WithMessage("the pod has no vir
 
 // MachineRequest asks for a machine that is the pod's own.
 type MachineRequest struct {
-	Shape    vmm.Shape
-	CPULimit float64 // as in vmm.Request
-	NetNS    string  // as in vmm.Request
-	Hostname string  // "" for the pod's id
+	spec.Machine
+	NetNS    string // as in vmm.Request
+	Hostname string // "" for the pod's id
 	// ConfigFile is the configuration to use, "" for the default one.
 	ConfigFile string
 }
@@ -63,8 +61,7 @@ func (p *Pod) StartMachine(ctx context.Context, r MachineRequest) (pid int, err 
 	defer cancel()
 	defer context.AfterFunc(p.ctx, cancel)()
 
-	k := p.newMaking(cfg, r.ConfigFile, r.Shape)
-	k.request.CPULimit, k.request.NetNS = r.CPULimit, r.NetNS
+	k := p.newMaking(cfg, r.ConfigFile, r.Machine, r.NetNS)
 	if r.Hostname != "" {
 		k.hostname = r.Hostname
 	}

@@ -47,7 +47,7 @@ type vm struct {
 	once    sync.Once
 	stopErr error     // read after stopped
 	strange sync.Once // an event that is logged no more than once
-	// undone is called when nothing is left of the machine.
+	// undone is called when nothing is left of the machine, and returns when nothing is left of what was its own.
 	undone func() error
 }
 

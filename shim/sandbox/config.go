@@ -71,7 +71,7 @@ func (s *Service) machineRequest(r *sandboxapi.CreateSandboxRequest, c *cri.PodS
 	if m.Hostname == "" {
 		m.Hostname = r.SandboxID
 	}
-	m.Shape, m.CPULimit, err = spec.Sandbox(annotations, resources(c.GetLinux().GetResources()), cfg)
+	m.Machine, err = spec.Sandbox(annotations, resources(c.GetLinux().GetResources()), cfg)
 	return m, err
 }
 

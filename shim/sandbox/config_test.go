@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -12,7 +13,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/shim/sandbox/cri"
+	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm"
 )
 
@@ -33,8 +37,8 @@ func TestConfigOfAKubelet(t *testing.T) {
 	if m.Shape() != (vmm.Shape{VCPUs: 2, MemoryMiB: 512 + 96}) || m.CPULimit != 1.5 {
 		t.Errorf("shape %v, limit %v", m.Shape(), m.CPULimit)
 	}
-	if m.Guest.Identity.Hostname != "web-1" {
-		t.Errorf("identity %v", m.Guest.Identity)
+	if m.Guest.Identity().Hostname != "web-1" {
+		t.Errorf("identity %v", m.Guest.Identity())
 	}
 	h.member("app", func(s *specs.Spec) {
 		s.Mounts = []specs.Mount{{Destination: "/etc/hosts", Type: "bind", Source: h.file("hosts", "a kubelet's\n"), Options: []string{"rbind"}}}
@@ -66,17 +70,47 @@ func TestNoConfig(t *testing.T) {
 	h.must(second(h.CreateSandbox(t.Context(), r)))
 	h.start()
 	m := h.launcher.Last()
-	if m.Shape().MemoryMiB != 300 || m.CPULimit != 0 || m.NetNS != "" || m.Guest.Identity.Hostname != id {
-		t.Errorf("request %+v, identity %v", m.Request, m.Guest.Identity)
+	if m.Shape().MemoryMiB != 300 || m.CPULimit != 0 || m.NetNS != "" || m.Guest.Identity().Hostname != id {
+		t.Errorf("request %+v, identity %v", m.Request, m.Guest.Identity())
 	}
 	h.member("app", nil, "sleep")
 	files := h.files("app")
 	if files["/etc/hostname"] != id+"\n" || !strings.Contains(files["/etc/hosts"], "127.0.1.1\t"+id+"\n") {
 		t.Errorf("files %q", files)
 	}
-	host, err := os.ReadFile("/etc/resolv.conf")
-	if got, has := files["/etc/resolv.conf"]; has != (err == nil) || got != string(host) {
-		t.Errorf("resolv.conf %q, the host's is %q", got, host)
+	if got, has := files["/etc/resolv.conf"]; has {
+		t.Errorf("resolv.conf %q, in the place of the guest's own", got)
+	}
+	if len(h.network.asked) != 1 || h.network.asked[0] != (spec.Network{}) {
+		t.Errorf("network %+v", h.network.asked)
+	}
+}
+
+// TestNetworkOfAPod: the network is by the pod's annotation, and its end with that of the machine.
+func TestNetworkOfAPod(t *testing.T) {
+	for value, want := range map[string]spec.Network{
+		"none":                             {None: true},
+		`{"policy": {"default": "allow"}}`: {Settings: &network.Settings{Policy: &policy.Policy{Default: policy.Direct}}},
+	} {
+		h := newHarness(t)
+		// A configuration that says nothing of the DNS is none.
+		h.create(&cri.PodSandboxConfig{Annotations: map[string]string{"io.cube.network": value}, DnsConfig: &cri.DNSConfig{}})
+		h.start()
+		if !reflect.DeepEqual(h.network.asked, []spec.Network{want}) {
+			t.Errorf("%s: network %+v", value, h.network.asked)
+		}
+		h.member("app", nil, "sleep")
+		if got, has := h.files("app")["/etc/resolv.conf"]; has {
+			t.Errorf("resolv.conf %q", got)
+		}
+		if h.network.released != 0 {
+			t.Error("released before the end")
+		}
+		h.must(h.stopped())
+		h.must(h.stopped())
+		if h.network.released != 1 {
+			t.Errorf("released %d times", h.network.released)
+		}
 	}
 }
 
@@ -98,6 +132,7 @@ func TestRefusedConfigs(t *testing.T) {
 		{namespaces(&cri.NamespaceOption{UsernsOptions: &cri.UserNamespace{}}), codes.FailedPrecondition, "hostUsers"},
 		{&cri.PodSandboxConfig{Annotations: map[string]string{"io.cube.vcpus": "99"}}, codes.InvalidArgument, "io.cube.vcpus"},
 		{&cri.PodSandboxConfig{Annotations: map[string]string{"io.cube.disk": "1"}}, codes.InvalidArgument, "io.cube.disk"},
+		{&cri.PodSandboxConfig{Annotations: map[string]string{"io.cube.network": "nothing"}}, codes.InvalidArgument, "io.cube.network"},
 		{&cri.PodSandboxConfig{Linux: &cri.Linux{Resources: &cri.Resources{MemoryLimitInBytes: 1 << 50}}}, codes.InvalidArgument, "memory limit"},
 	} {
 		_, err := h.CreateSandbox(t.Context(), h.request(c.config))

@@ -1,52 +1,29 @@
 package sandbox
 
 import (
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
 	"strings"
 
 	"github.com/cubesandbox/cube/shim/sandbox/cri"
 	"github.com/cubesandbox/cube/shim/spec"
 )
 
-// hostResolvConf is what a pod that says nothing of its DNS has, as it would have with containerd's own sandboxes.
-const hostResolvConf = "/etc/resolv.conf"
-
-// maxResolvConf bounds it; glibc reads a few lines of it.
-const maxResolvConf = 64 << 10
-
 // common is what containerd makes itself for the containers of a pod that has a pause container, and leaves to the shim
-// here. What a kubelet makes, its mounts bring.
-func common(c *cri.PodSandboxConfig, hostname string) (spec.Common, error) {
-	resolv, err := resolvConf(c.GetDnsConfig())
-	if err != nil {
-		return spec.Common{}, err
-	}
+// here. What a kubelet makes, its mounts bring. A pod that says nothing of its DNS has the guest's own resolv.conf, where the
+// guest has a network: the host's name servers may be on the host's loopback, and are none of a sandbox's.
+func common(c *cri.PodSandboxConfig, hostname string) spec.Common {
 	files := map[string][]byte{
 		"/etc/hostname": []byte(hostname + "\n"),
 		"/etc/hosts":    fmt.Appendf(nil, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t%s\n", hostname),
 	}
-	if resolv != nil {
-		files["/etc/resolv.conf"] = resolv
+	if resolv := resolvConf(c.GetDnsConfig()); resolv != "" {
+		files["/etc/resolv.conf"] = []byte(resolv)
 	}
-	return spec.Common{Files: files, Sysctls: c.GetLinux().GetSysctls()}, nil
+	return spec.Common{Files: files, Sysctls: c.GetLinux().GetSysctls()}
 }
 
-func resolvConf(d *cri.DNSConfig) ([]byte, error) {
-	if d == nil {
-		f, err := os.Open(hostResolvConf)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("the host's DNS configuration: %w", err)
-		}
-		defer f.Close()
-		return io.ReadAll(io.LimitReader(f, maxResolvConf))
-	}
+// resolvConf is "" for a configuration that says nothing.
+func resolvConf(d *cri.DNSConfig) string {
 	var b strings.Builder
 	line := func(key string, values ...string) {
 		if len(values) > 0 {
@@ -58,5 +35,5 @@ func resolvConf(d *cri.DNSConfig) ([]byte, error) {
 		line("nameserver", s)
 	}
 	line("options", d.GetOptions()...)
-	return []byte(b.String()), nil
+	return b.String()
 }

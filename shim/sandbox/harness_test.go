@@ -21,11 +21,13 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/internal/fake"
 	"github.com/cubesandbox/cube/shim/pod"
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/shim/sandbox/cri"
+	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/shim/task"
 	"github.com/cubesandbox/cube/vmm"
 )
@@ -42,6 +44,7 @@ type harness struct {
 	dir      string
 	podDir   record.Pod
 	shutdown *shutdownService
+	network  *places
 }
 
 func newHarness(t *testing.T) *harness {
@@ -57,6 +60,7 @@ func newHarness(t *testing.T) *harness {
 		dir:      dir,
 		podDir:   record.Pod(filepath.Join(dir, "run", "pods", "0123456789abcdef")),
 		shutdown: &shutdownService{done: make(chan struct{})},
+		network:  &places{},
 	}
 	cfg := filepath.Join(dir, "config.toml")
 	h.must(os.WriteFile(cfg, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[vm]\nmax_vcpus = 4\nmax_memory = \"4GiB\"\n", dir+"/state", dir+"/run"), 0o600))
@@ -75,6 +79,7 @@ func newHarness(t *testing.T) *harness {
 		Log:       log,
 		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
 		Cleanup:   func(_ *config.Config, dir string) error { return os.RemoveAll(dir) },
+		Network:   h.network,
 	})
 	h.Service = NewService(p, "", h.shutdown, log, dir+"/socket")
 	h.task = task.NewService(p, h.shutdown, log, dir+"/socket")
@@ -236,6 +241,22 @@ func (h *harness) ended() bool {
 	default:
 		return false
 	}
+}
+
+// places is a network that has no place for anybody.
+type places struct {
+	asked    []spec.Network
+	released int
+}
+
+func (p *places) Attach(_ context.Context, _ *config.Config, _ network.Pod, asked spec.Network, _ *slog.Logger) (*pod.Attachment, error) {
+	p.asked = append(p.asked, asked)
+	return nil, nil
+}
+
+func (p *places) Release(context.Context, *config.Config, network.Pod) error {
+	p.released++
+	return nil
 }
 
 // nobody takes events.

@@ -99,17 +99,13 @@ func (s *Service) create(r *sandboxapi.CreateSandboxRequest) (err error) {
 	if b.request, err = s.machineRequest(r, config); err != nil {
 		return err
 	}
-	files, err := common(config, b.request.Hostname)
-	if err != nil {
-		return err
-	}
 	if r.NetnsPath != "" {
 		if b.netns, err = openNetNS(r.NetnsPath); err != nil {
 			return err
 		}
 		b.request.NetNS = fmt.Sprintf("/proc/self/fd/%d", b.netns.Fd()) // whatever becomes of the path
 	}
-	if err := s.pod.Reserve(files); err != nil {
+	if err := s.pod.Reserve(common(config, b.request.Hostname)); err != nil {
 		b.close()
 		return err
 	}

@@ -41,8 +41,8 @@ func TestLife(t *testing.T) {
 	if int(started.Pid) != m.PID() || started.CreatedAt.AsTime().IsZero() {
 		t.Errorf("start answers %v", started)
 	}
-	if m.Guest.Identity.Hostname != "web-1" || !strings.HasPrefix(m.NetNS, "/proc/self/fd/") {
-		t.Errorf("identity %v, network namespace %s", m.Guest.Identity, m.NetNS)
+	if m.Guest.Identity().Hostname != "web-1" || !strings.HasPrefix(m.NetNS, "/proc/self/fd/") {
+		t.Errorf("identity %v, network namespace %s", m.Guest.Identity(), m.NetNS)
 	}
 	if _, err := os.Stat(m.NetNS); err != nil {
 		t.Errorf("the network namespace isn't held: %v", err)

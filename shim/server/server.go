@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/shim/attach"
 	"github.com/cubesandbox/cube/shim/manager"
 	"github.com/cubesandbox/cube/shim/pod"
 	"github.com/cubesandbox/cube/shim/record"
@@ -120,6 +121,7 @@ func load(ic *plugin.InitContext, m Machines) (any, error) {
 		Log:       logger,
 		Launcher:  func(cfg *config.Config) vmm.Launcher { return m.Launcher(cfg, logger) },
 		Cleanup:   m.Cleanup,
+		Network:   attach.Network{},
 	})
 	shutdown := sd.(shutdown.Service)
 	shutdown.RegisterCallback(func(ctx context.Context) error {

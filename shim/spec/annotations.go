@@ -2,12 +2,14 @@ package spec
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/pkg/identifiers"
 
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
 )
 
@@ -18,7 +20,13 @@ const (
 	VCPUs = annotationPrefix + "vcpus"
 	// Memory is the machine's memory, like "512MiB" or a number of bytes.
 	Memory = annotationPrefix + "memory"
+	// NetworkKey says what network the machine has: "none", or settings of package network's in JSON. Without it, a CNI
+	// plugin opens one.
+	NetworkKey = annotationPrefix + "network"
 )
+
+// noNetwork is NetworkKey's value for a machine that is to have no network card.
+const noNetwork = "none"
 
 // The annotations of containerd's that matter here.
 const (
@@ -60,13 +68,32 @@ func group(annotations map[string]string) (string, error) {
 }
 
 func annotations(p *Plan, _ *config.Config) (err error) {
-	known := []string{Memory, VCPUs}
+	known := []string{Memory, NetworkKey, VCPUs}
 	for key := range p.Guest.Annotations {
 		if strings.HasPrefix(key, annotationPrefix) && !slices.Contains(known, key) {
 			return invalid("unknown annotation %s; known are %s", key, strings.Join(known, ", "))
 		}
 	}
 	p.Sandbox = p.Guest.Annotations[containerType] == "sandbox"
-	p.Group, err = group(p.Guest.Annotations)
+	if p.Group, err = group(p.Guest.Annotations); err != nil {
+		return err
+	}
+	p.Network, err = networkOf(p.Guest.Annotations)
 	return err
+}
+
+func networkOf(annotations map[string]string) (n Network, err error) {
+	value, ok := annotations[NetworkKey]
+	switch {
+	case !ok:
+		return n, nil
+	case value == noNetwork:
+		return Network{None: true}, nil
+	case !strings.HasPrefix(value, "{"):
+		return n, invalid("annotation %s is %q; it is %q or settings in JSON: {…}", NetworkKey, value, noNetwork)
+	}
+	if n.Settings, err = network.ParseSettings([]byte(value)); err != nil {
+		return n, fmt.Errorf("annotation %s: %w", NetworkKey, err)
+	}
+	return n, nil
 }

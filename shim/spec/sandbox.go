@@ -12,19 +12,18 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/cubesandbox/cube/internal/config"
-	"github.com/cubesandbox/cube/vmm"
 )
 
-// Sandbox decides the size of a machine that is made for a pod before there is any container, by the pod's annotations,
-// what its containers may use in all, and the configuration. cpus is the machine's CPU limit, 0 for none below its vCPUs.
-func Sandbox(annotated map[string]string, r *specs.LinuxResources, cfg *config.Config) (shape vmm.Shape, cpus float64, err error) {
+// Sandbox decides on a machine that is made for a pod before there is any container, by the pod's annotations, what its
+// containers may use in all, and the configuration.
+func Sandbox(annotated map[string]string, r *specs.LinuxResources, cfg *config.Config) (Machine, error) {
 	p := &Plan{Guest: &specs.Spec{Annotations: annotated, Linux: &specs.Linux{Resources: r}}}
 	for _, step := range []step{annotations, size} {
 		if err := step(p, cfg); err != nil {
-			return vmm.Shape{}, 0, err
+			return Machine{}, err
 		}
 	}
-	return p.Shape, p.CPULimit, nil
+	return p.Machine, nil
 }
 
 // Join makes the container a member of the pod, whether its annotations name one or not.

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/vmm"
 )
@@ -28,10 +29,8 @@ type Plan struct {
 	Guest *specs.Spec
 	// Root is the root directory that the spec names, absolute. It counts where containerd hands over no rootfs mounts.
 	Root string
-	// Shape is the machine's size.
-	Shape vmm.Shape
-	// CPULimit is the host CPU time of the machine in CPUs, 0 for no limit below its vCPUs.
-	CPULimit float64
+	// Machine is what the container asks for of a machine that is made for it. One that joins a pod has the pod's.
+	Machine
 	// NetNS is the network namespace the machine belongs in, "" for a new one.
 	NetNS string
 	// Hooks run on the host. Only the kinds that the host is to run are set.
@@ -50,6 +49,24 @@ type Plan struct {
 	Join []specs.LinuxNamespaceType
 	// Dropped says what was left out because it only means something on the host, for the log.
 	Dropped []string
+}
+
+// Machine is what a machine is to be.
+type Machine struct {
+	// Shape is its size.
+	Shape vmm.Shape
+	// CPULimit is the host CPU time it may use, in CPUs, 0 for no limit below its vCPUs.
+	CPULimit float64
+	// Network is the network it is to have.
+	Network Network
+}
+
+// Network is what a pod says of its network. The zero value leaves it to a CNI plugin.
+type Network struct {
+	// None: the machine is to have no network card.
+	None bool
+	// Settings, if set, are of a network that Cube opens itself.
+	Settings *network.Settings
 }
 
 // Share is a file or directory of the host that the container sees.

@@ -41,8 +41,7 @@ type harness struct {
 	runDir   string
 	podDir   record.Pod
 	shutdown *shutdownService
-	// attach, if set, is what gives the pod its place in the network.
-	attach func(context.Context) (*pod.Attachment, error)
+	network  *places
 }
 
 // testScale makes deadlines short; see config.TimeoutScale.
@@ -65,6 +64,7 @@ func newHarness(t *testing.T) *harness {
 		podDir:   record.Pod(filepath.Join(dir, "run", "pods", "0123456789abcdef")),
 		shutdown: &shutdownService{done: make(chan struct{})},
 	}
+	h.network = &places{T: t, launcher: h.launcher}
 	cfg := filepath.Join(dir, "config.toml")
 	h.must(os.WriteFile(cfg, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n", filepath.Join(dir, "state"), h.runDir), 0o600))
 	t.Setenv(config.FileEnv, cfg)
@@ -83,15 +83,7 @@ func newHarness(t *testing.T) *harness {
 		Log:       log,
 		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
 		Cleanup:   func(_ *config.Config, dir string) error { return os.RemoveAll(dir) },
-		Attach: func(ctx context.Context, _ *config.Config, namespace, id string) (*pod.Attachment, error) {
-			if namespace != "testing" || id != cid {
-				t.Errorf("attach %s/%s", namespace, id)
-			}
-			if h.attach == nil {
-				return nil, nil
-			}
-			return h.attach(ctx)
-		},
+		Network:   h.network,
 	})
 	h.Service = NewService(p, h.shutdown, log, "")
 	t.Cleanup(func() {
@@ -107,6 +99,9 @@ func newHarness(t *testing.T) *harness {
 			if !m.Stopped() {
 				t.Error("a machine was not stopped")
 			}
+		}
+		if h.network.held {
+			t.Error("a place in the network was not given back")
 		}
 		if left, _ := filepath.Glob(filepath.Join(h.runDir, "vm", "*")); len(left) > 0 {
 			t.Errorf("left behind: %v", left)

@@ -387,7 +387,7 @@ func TestHooksRunOnTheHost(t *testing.T) {
 func TestIdentity(t *testing.T) {
 	h := newHarness(t)
 	h.create("sleep")
-	id := h.launcher.Last().Guest.Identity
+	id := h.launcher.Last().Guest.Identity()
 	if len(id.Entropy) < 32 || id.Hostname != cid || id.SandboxId != cid || time.Since(time.Unix(0, id.UnixNanos)).Abs() > time.Minute {
 		t.Fatalf("identity %v", id)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/cubesandbox/cube/vmm"
 )
 
-var small = pod.MachineRequest{Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, NetNS: "/run/netns/x", Hostname: "host"}
+var small = pod.MachineRequest{Machine: spec.Machine{Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}}, NetNS: "/run/netns/x", Hostname: "host"}
 
 // TestMachineOfThePod: it is there without containers, and ends when it is told to, with all of them.
 func TestMachineOfThePod(t *testing.T) {
@@ -44,8 +44,8 @@ func TestMachineOfThePod(t *testing.T) {
 	if s, ok := h.pod.Machine(); !ok || s.PID != pid || s.Since.IsZero() || s.Exit != nil {
 		t.Errorf("status %+v", s)
 	}
-	if m.NetNS != small.NetNS || m.Guest.Identity.Hostname != "host" || !h.podState().Sandbox {
-		t.Errorf("request %+v, identity %v, record %+v", m.Request, m.Guest.Identity, h.podState())
+	if m.NetNS != small.NetNS || m.Guest.Identity().Hostname != "host" || !h.podState().Sandbox {
+		t.Errorf("request %+v, identity %v, record %+v", m.Request, m.Guest.Identity(), h.podState())
 	}
 	if _, err := h.pod.StartMachine(ctx, small); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("second start: %v", err)

@@ -35,7 +35,7 @@ type Agent struct {
 	events     []*api.Event
 	dead       bool
 	calls      []string
-	Identity   *api.ConfigureRequest
+	identity   *api.ConfigureRequest
 }
 
 func newAgent(m *Machine) *Agent {
@@ -143,6 +143,13 @@ func (a *Agent) Calls() []string {
 	return append([]string(nil), a.calls...)
 }
 
+// Identity is what the agent was told last to be.
+func (a *Agent) Identity() *api.ConfigureRequest {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.identity
+}
+
 // Emit tells of an event.
 func (a *Agent) Emit(e *api.Event) {
 	a.mu.Lock()
@@ -170,7 +177,7 @@ func (a *Agent) die() {
 // Configure implements the API.
 func (a *Agent) Configure(_ context.Context, r *api.ConfigureRequest) (*api.ConfigureResponse, error) {
 	a.mu.Lock()
-	a.Identity = r
+	a.identity = r
 	a.mu.Unlock()
 	return &api.ConfigureResponse{AgentVersion: "fake", Kernel: "fake"}, nil
 }
