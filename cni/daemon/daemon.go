@@ -12,8 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/cni/dns"
@@ -59,6 +61,7 @@ func New(cfg *config.Config, log *slog.Logger) *Daemon {
 func (d *Daemon) Up(ctx context.Context) (err error) {
 	var u undo.Stack
 	defer u.Run(&err)
+	defer func() { err = explain(err) }()
 	if d.gateway, err = gateway.Up(ctx, d.cfg); err != nil {
 		return err
 	}
@@ -78,6 +81,17 @@ func (d *Daemon) Up(ctx context.Context) (err error) {
 	d.handler.Store(mux)
 	d.open, u = u, undo.Stack{}
 	return nil
+}
+
+// explain adds the way out to what the kernel refuses.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w; the network takes CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN: run cube up as the host's root: %w", err, errdefs.ErrPermissionDenied)
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return fmt.Errorf("%w; the network takes a kernel of version 6.1 or later: %w", err, errdefs.ErrNotImplemented)
+	}
+	return err
 }
 
 // listen is for name lookups at the gateway's address.

@@ -243,24 +243,27 @@ func TestDrops(t *testing.T) {
 func TestRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		spoil func(*testing.T)
+		by    []string
 		says  []string
 	}{
+		"capability": {func(*testing.T) {}, []string{"setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-net_admin"},
+			[]string{"operation not permitted", "CAP_NET_ADMIN", "run cube up as the host's root"}},
 		"overlap": {func(t *testing.T) {
 			testnet.Must(t, netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(10, 200, 7, 0), Mask: net.CIDRMask(24, 32)}, Gw: net.IPv4(198, 51, 100, 9)}))
-		}, []string{"10.200.7.0/24 via 198.51.100.9 dev up0", "set network.pool"}},
+		}, nil, []string{"10.200.7.0/24 via 198.51.100.9 dev up0", "set network.pool"}},
 		"device": {func(t *testing.T) {
 			testnet.Must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "cube-gw"}, PeerName: "x"}))
-		}, []string{"device cube-gw is there and not Cube's", "set network.device"}},
+		}, nil, []string{"device cube-gw is there and not Cube's", "set network.device"}},
 		"port": {func(t *testing.T) {
 			c, err := net.ListenPacket("udp4", "0.0.0.0:10053")
 			testnet.Must(t, err)
 			t.Cleanup(func() { _ = c.Close() })
-		}, []string{"10.200.255.254:10053", "network.dns_port"}},
+		}, nil, []string{"10.200.255.254:10053", "network.dns_port"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := testnet.New(t)
 			tc.spoil(t)
-			p := launch(t, h)
+			p := launch(t, h, tc.by)
 			if p.summary != "" {
 				t.Fatalf("it is up: %s", p.summary)
 			}

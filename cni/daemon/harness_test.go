@@ -97,7 +97,7 @@ type process struct {
 // start returns when the daemon is up. The caller is in the host's namespace. more is of the configuration's [network].
 func start(t *testing.T, h *testnet.Host, more ...string) *process {
 	t.Helper()
-	p := launch(t, h, more...)
+	p := launch(t, h, nil, more...)
 	if p.summary == "" {
 		_ = p.Wait()
 		t.Fatalf("the daemon doesn't come up: %s", p.logged())
@@ -105,15 +105,18 @@ func start(t *testing.T, h *testnet.Host, more ...string) *process {
 	return p
 }
 
-// launch returns when the daemon is up, with a summary, or has ended.
-func launch(t *testing.T, h *testnet.Host, more ...string) *process {
+// launch returns when the daemon is up, with a summary, or has ended. by is a command that runs it.
+func launch(t *testing.T, h *testnet.Host, by []string, more ...string) *process {
 	t.Helper()
 	file := h.Write()
 	f, err := os.OpenFile(file, os.O_APPEND|os.O_WRONLY, 0)
 	testnet.Must(t, err)
 	_, err = f.WriteString(strings.Join(more, "\n"))
 	testnet.Must(t, errors.Join(err, f.Close()))
-	p := &process{Cmd: exec.Command("/proc/self/exe"), t: t}
+	self, err := os.Executable()
+	testnet.Must(t, err)
+	command := append(by, self)
+	p := &process{Cmd: exec.Command(command[0], command[1:]...), t: t}
 	p.Env = append(os.Environ(), daemonEnv+"="+file)
 	p.Stderr = p
 	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
