@@ -36,6 +36,8 @@ func TestRepair(t *testing.T) {
 		"a free number without a tap": func() error { return errors.Join(write("taps/9", ""), write("free/9", "")) },
 		"what is free is nothing":     func() error { return write("free/9", "") },
 		"an address of nobody's":      func() error { return write("addresses/10.200.9.9", "") },
+		"a port of nobody's":          func() error { return write("ports/tcp-0.0.0.0-80", "x") },
+		"a port without an owner":     func() error { return write("ports/udp-127.0.0.1-53", "") },
 		"an attachment without state": func() error { return os.Mkdir(h.Path("attachments", "x"), 0o700) },
 		"a tap that nobody has": func() error {
 			_, err := h.Refill(ctx)

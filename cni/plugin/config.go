@@ -1,14 +1,18 @@
 package plugin
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"net/netip"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/cni/network"
 )
 
 // netConf is the plugin's part of a network configuration.
@@ -16,11 +20,12 @@ type netConf struct {
 	types.PluginConf
 	// CubeConfig is the path of Cube's configuration; "": where all of Cube looks for it.
 	CubeConfig string `json:"cubeConfig"`
-	// Policy is ADD's alone to read: a container must be removable, whatever became of the configuration since.
+	// Policy, as port mappings, is ADD's alone to read: a container must be removable, whatever became of the configuration
+	// since.
 	Policy        json.RawMessage `json:"policy"`
 	RuntimeConfig struct {
-		Bandwidth    *bandwidth        `json:"bandwidth"`
-		PortMappings []json.RawMessage `json:"portMappings"`
+		Bandwidth    *bandwidth      `json:"bandwidth"`
+		PortMappings json.RawMessage `json:"portMappings"`
 	} `json:"runtimeConfig"`
 }
 
@@ -46,6 +51,25 @@ func (c *netConf) policy() (p *policy.Policy, err error) {
 		err = json.Unmarshal(c.Policy, &p)
 	}
 	return p, err
+}
+
+// ports returns the host's ports that are to lead to the container. What a runtime may leave out is as the portmap plugin has
+// it: all of the host's addresses, and TCP.
+func (c *netConf) ports() (all []network.Port, err error) {
+	if len(c.RuntimeConfig.PortMappings) == 0 {
+		return nil, nil
+	}
+	if err := json.Unmarshal(c.RuntimeConfig.PortMappings, &all); err != nil {
+		return nil, fmt.Errorf("portMappings: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	for i := range all {
+		p := &all[i]
+		if !p.HostIP.IsValid() {
+			p.HostIP = netip.IPv4Unspecified()
+		}
+		p.Protocol = cmp.Or(strings.ToLower(p.Protocol), "tcp")
+	}
+	return all, nil
 }
 
 // limits returns what the runtime asks for, in bytes.
@@ -77,8 +101,6 @@ func rate(what string, rate, burst uint64) (bpf.Rate, error) {
 // refuse names what the plugin can't do for a container that is to be added.
 func (c *netConf) refuse() error {
 	switch {
-	case len(c.RuntimeConfig.PortMappings) > 0:
-		return fmt.Errorf("portMappings: ports of the host aren't mapped; connect to the container's address from the host: %w", errdefs.ErrInvalidArgument)
 	case len(c.DNS.Nameservers) > 0:
 		return fmt.Errorf("dns.nameservers: containers' queries go to the host's forwarder; set network.dns_upstreams in Cube's configuration: %w", errdefs.ErrInvalidArgument)
 	case c.IPAM.Type != "":

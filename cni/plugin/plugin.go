@@ -33,7 +33,7 @@ var versions = version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 // The plugin's own error codes.
 const (
-	codeExists uint = 100 + iota // the container has an interface
+	codeExists uint = 100 + iota // the container has an interface, or somebody else one of its ports of the host
 	codeBroken                   // what was added isn't in force
 )
 
@@ -65,7 +65,7 @@ func code(err error) uint {
 		return types.ErrTryAgainLater
 	case errdefs.IsNotFound(err):
 		return types.ErrUnknownContainer
-	case errdefs.IsAlreadyExists(err):
+	case errdefs.IsAlreadyExists(err), errdefs.IsConflict(err):
 		return codeExists
 	case errdefs.IsFailedPrecondition(err):
 		return codeBroken
@@ -82,6 +82,9 @@ func add(ctx context.Context, args *skel.CmdArgs, conf *netConf, cfg *config.Con
 		return err
 	}
 	if r.TX, r.RX, err = conf.limits(); err != nil {
+		return err
+	}
+	if r.Ports, err = conf.ports(); err != nil {
 		return err
 	}
 	before, err := previous(conf)

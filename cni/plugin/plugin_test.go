@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 		Main()
 		return
 	}
+	if testnet.IsDaemon() {
+		return
+	}
 	os.Exit(m.Run())
 }
 
@@ -172,7 +175,7 @@ func TestVerbs(t *testing.T) {
 func (n *node) empty() {
 	n.t.Helper()
 	for _, what := range n.Left() {
-		if strings.HasPrefix(what, "sandbox") || strings.HasPrefix(what, "addresses") || strings.HasPrefix(what, "attachments") {
+		if strings.HasPrefix(what, "sandbox") || strings.HasPrefix(what, "addresses") || strings.HasPrefix(what, "ports") || strings.HasPrefix(what, "attachments") {
 			n.t.Errorf("left: %s", what)
 		}
 	}
@@ -193,7 +196,6 @@ func (n *node) empty() {
 func TestConfig(t *testing.T) {
 	n := newNode(t)
 	n.Up()
-	ports := []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}
 	for _, tc := range []struct {
 		name, keys string
 		caps       map[string]any
@@ -206,7 +208,8 @@ func TestConfig(t *testing.T) {
 		{"no default", `"policy": {"allow": []}`, nil, 7, "default is missing"},
 		{"name servers", `"dns": {"nameservers": ["9.9.9.9"]}`, nil, 7, "network.dns_upstreams"},
 		{"ipam", `"ipam": {"type": "host-local"}`, nil, 7, "network.pool"},
-		{"port mappings", allowAll, map[string]any{"portMappings": ports}, 7, "portMappings"},
+		{"no port", allowAll, map[string]any{"portMappings": []any{map[string]any{"hostPort": 65536, "containerPort": 80}}}, 7, "portMappings"},
+		{"a protocol that isn't mapped", allowAll, map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "sctp"}}}, 7, "sctp"},
 		{"no bandwidth", allowAll, map[string]any{"bandwidth": map[string]any{"ingressRate": 1}}, 7, "ingressRate"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
