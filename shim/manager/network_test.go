@@ -2,6 +2,7 @@ package manager_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -103,41 +104,53 @@ func TestPlaceOfALife(t *testing.T) {
 
 // TestPlaceOfAKilledShim: wherever it is killed, delete gives the place back.
 func TestPlaceOfAKilledShim(t *testing.T) {
-	for name, kill := range map[string]func(*daemon){
-		"before the machine": func(d *daemon) { d.env = append(d.env, killEnv+"=1") },
-		"with the machine":   func(d *daemon) { d.hook("kill -9 $PPID") },
-		"later":              func(*daemon) {},
-	} {
-		for _, asked := range []string{settings, ""} {
-			t.Run(strings.TrimSuffix(name+", "+asked, ", "), func(t *testing.T) {
-				d := newDaemon(t)
-				h := d.network()
-				if asked != "" {
-					d.annotations = map[string]string{spec.NetworkKey: asked}
-					d.spec("sleep")
-				}
-				kill(d)
-				r, err := d.start()
-				d.must(err)
-				pid := d.shimPID()
-				_, err = d.connect(r.Address).Create(t.Context(), d.createRequest())
-				if (err == nil) != (name == "later") {
-					t.Errorf("create: %v", err)
-				}
-				if err == nil {
-					d.must(unix.Kill(pid, unix.SIGKILL))
-				}
-				d.ended(pid)
-				if a := place(t, h, "ns-box"); a.Open != (asked != "") {
-					t.Errorf("place %+v", a)
-				}
-				if _, warnings := d.delete(); warnings != "" {
-					t.Errorf("delete: %s", warnings)
-				}
-				noPlace(t, h)
-				d.nothingLeft()
-			})
+	cases := []struct {
+		what  string
+		kill  func(*daemon)
+		asked string
+	}{
+		{"before there is a machine", func(d *daemon) { d.env = append(d.env, killEnv+"=1") }, settings},
+		{"before there is a machine", func(d *daemon) { d.env = append(d.env, killEnv+"=1") }, ""},
+		{"before there is a container", func(d *daemon) { d.hook("kill -9 $PPID") }, settings},
+		{"before there is a container", func(d *daemon) { d.hook("kill -9 $PPID") }, ""},
+		{"later", nil, settings},
+		{"later", nil, ""},
+	}
+	var ids []string
+	for i := range cases {
+		ids = append(ids, fmt.Sprint("box", i))
+	}
+	boxes := newPod(t, ids...)
+	h := boxes[0].network()
+	for i, c := range cases {
+		d := boxes[i]
+		d.annotations = nil // each is its own pod
+		if c.asked != "" {
+			d.annotations = map[string]string{spec.NetworkKey: c.asked}
 		}
+		d.spec("sleep")
+		if c.kill != nil {
+			c.kill(d)
+		}
+		r, err := d.start()
+		d.must(err)
+		pid := d.shimPID()
+		_, err = d.connect(r.Address).Create(t.Context(), d.createRequest())
+		if (err == nil) != (c.kill == nil) {
+			t.Errorf("%s: create: %v", c.what, err)
+		}
+		if err == nil {
+			d.must(unix.Kill(pid, unix.SIGKILL))
+		}
+		d.ended(pid)
+		if a := place(t, h, "ns-"+d.id); a.Open != (c.asked != "") {
+			t.Errorf("%s: place %+v", c.what, a)
+		}
+		if _, warnings := d.delete(); warnings != "" {
+			t.Errorf("%s: delete: %s", c.what, warnings)
+		}
+		noPlace(t, h)
+		d.nothingLeft()
 	}
 }
 
@@ -203,28 +216,27 @@ func TestPlaceOfTheNext(t *testing.T) {
 // TestPlaceOfNobody: a policy that can't be had is refused by the compiler's own words, and a container without a network
 // has no place.
 func TestPlaceOfNobody(t *testing.T) {
-	for value, want := range map[string]string{
-		`{"policy": {"default": "deny", "allow": [{"to": "1.2.3.4/8"}]}}`: `rule 1 (allow "1.2.3.4/8")`,
-		"none": "",
+	boxes := newPod(t, "bad", "none")
+	h := boxes[0].network()
+	for i, c := range []struct{ asked, refusal string }{
+		{`{"policy": {"default": "deny", "allow": [{"to": "1.2.3.4/8"}]}}`, `rule 1 (allow "1.2.3.4/8")`},
+		{"none", ""},
 	} {
-		t.Run(value, func(t *testing.T) {
-			d := newDaemon(t)
-			h := d.network()
-			d.annotations = map[string]string{spec.NetworkKey: value}
-			d.spec("sleep")
-			r, err := d.start()
-			d.must(err)
-			_, err = d.connect(r.Address).Create(t.Context(), d.createRequest())
-			if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-				t.Errorf("create: %v", err)
-			}
-			if a, err := h.Get(t.Context(), "ns-box"); !errdefs.IsNotFound(err) {
-				t.Errorf("place %+v, %v", a, err)
-			}
-			if _, warnings := d.delete(); warnings != "" {
-				t.Errorf("delete: %s", warnings)
-			}
-			noPlace(t, h)
-		})
+		d := boxes[i]
+		d.annotations = map[string]string{spec.NetworkKey: c.asked}
+		d.spec("sleep")
+		r, err := d.start()
+		d.must(err)
+		_, err = d.connect(r.Address).Create(t.Context(), d.createRequest())
+		if (err == nil) != (c.refusal == "") || err != nil && !strings.Contains(err.Error(), c.refusal) {
+			t.Errorf("%s: create: %v", d.id, err)
+		}
+		if a, err := h.Get(t.Context(), "ns-"+d.id); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: place %+v, %v", d.id, a, err)
+		}
+		if _, warnings := d.delete(); warnings != "" {
+			t.Errorf("%s: delete: %s", d.id, warnings)
+		}
+		noPlace(t, h)
 	}
 }
