@@ -51,6 +51,54 @@ func (s *session) collect(ctx context.Context, key, network string, keep func(id
 	return s.settle(a)
 }
 
+// Strays lists the taps that are neither a pod's nor ready for one: who made or freed them was killed. Repair and the next Up
+// remove them.
+func (n *Network) Strays(ctx context.Context) (strays []string, err error) {
+	s, err := n.begin(ctx, true) // of others' everything is whole then
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer s.end(&err)
+	keys, err := s.keys()
+	if err != nil {
+		return nil, err
+	}
+	free, err := s.names(freeDir)
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, name := range free {
+		known[n.cfg.Network.TapPrefix+name] = true
+	}
+	for _, key := range keys {
+		var r record
+		if _, err := s.read(key, &r); err != nil {
+			return nil, err
+		}
+		known[s.tapName(r.Tap)] = true
+	}
+	links, err := s.strays(known)
+	for _, l := range links {
+		strays = append(strays, l.Attrs().Name)
+	}
+	return strays, err
+}
+
+// Repair puts in order what killed processes have left half done, as Up does.
+func (n *Network) Repair(ctx context.Context) (err error) {
+	s, err := n.begin(ctx, true)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer s.end(&err)
+	return s.repair()
+}
+
 // repair removes what belongs to no attachment: files, taps, sandboxes of the datapath. It is alone.
 func (s *session) repair() error {
 	owned, err := s.owned()
@@ -159,19 +207,28 @@ func (s *session) numbers() ([]int, error) {
 
 // removeStrays removes taps that nothing tells of.
 func (s *session) removeStrays(known map[string]bool) error {
+	strays, err := s.strays(known)
+	errs := []error{err}
+	for _, l := range strays {
+		errs = append(errs, s.removeLink(l))
+	}
+	return errors.Join(errs...)
+}
+
+// strays lists our taps but for those that are known.
+func (s *session) strays(known map[string]bool) (strays []netlink.Link, err error) {
 	links, err := s.links.LinkList()
 	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
+		return nil, fmt.Errorf("list devices: %w", err)
 	}
-	var errs []error
 	for _, l := range links {
 		a := l.Attrs()
 		number, ours := strings.CutPrefix(a.Name, s.cfg.Network.TapPrefix)
 		if _, err := strconv.Atoi(number); err == nil && ours && l.Type() == "tuntap" && a.Alias == alias && !known[a.Name] {
-			errs = append(errs, s.removeLink(l))
+			strays = append(strays, l)
 		}
 	}
-	return errors.Join(errs...)
+	return strays, nil
 }
 
 // removeHooks forgets the programs of devices that somebody else has removed.

@@ -65,6 +65,7 @@ var finders = []finder{
 	{"pod", false, pods},
 	{"machine", false, machines},
 	attachmentFinder,
+	{"tap", false, taps},
 	{"cgroup", false, groups},
 	{"uid", false, uids},
 	{"socket", false, sockets},

@@ -48,6 +48,22 @@ func attachments(ctx context.Context, s *search) ([]Leftover, error) {
 	return found, errors.Join(errs...)
 }
 
+// taps finds those that are neither a pod's nor ready for one.
+func taps(ctx context.Context, s *search) ([]Leftover, error) {
+	n := network.New(s.cfg)
+	strays, err := n.Strays(ctx)
+	var found []Leftover
+	for _, name := range strays {
+		found = append(found, Leftover{
+			Name:   name,
+			Detail: "whoever made or freed it was killed meanwhile",
+			Remedy: "removes it, as the next `cube up` does",
+			remove: n.Repair,
+		})
+	}
+	return found, err
+}
+
 // nobodys says why a place in the network is nobody's, "" where it may be somebody's: a pod's, or a CNI runtime's, which has
 // a network namespace for it as long as its container is there.
 func (s *search) nobodys(a *network.Attachment) (why string, err error) {

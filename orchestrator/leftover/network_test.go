@@ -77,3 +77,20 @@ func TestAttachments(t *testing.T) {
 		t.Errorf("%d are there, not the 5 that have owners", len(all))
 	}
 }
+
+// TestTaps: of what was being made or freed by who was killed nothing stays.
+func TestTaps(t *testing.T) {
+	h := testnet.New(t)
+	s := &search{cfg: h.Config}
+	h.Up()
+	_, err := h.Refill(t.Context())
+	testnet.Must(t, err)
+	_, err = h.Claim(t.Context(), network.Pod{Namespace: "ns", ID: "live"})
+	testnet.Must(t, err)
+	mustFind(t, s, "tap")
+	testnet.Must(t, os.Remove(h.Path("free", "2")))
+	mustGo(t, s, mustFind(t, s, "tap", h.Config.Network.TapPrefix+"2"))
+	if _, err := h.Get(t.Context(), "ns-live"); err != nil {
+		t.Error(err)
+	}
+}
