@@ -4,14 +4,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/bpf"
 )
@@ -203,13 +204,28 @@ func (w *world) counts(s *sandbox) map[bpf.Reason]int {
 	return counts
 }
 
-// raw sends a frame by a device of a namespace.
-func (w *world) raw(ns netns.NsHandle, dev int, f []byte) {
+// sender returns what sends packets by a device of a namespace.
+func (w *world) sender(ns netns.NsHandle, dev string, to, from net.HardwareAddr) func(packet []byte) {
 	w.t.Helper()
+	var fd int
 	w.in(ns, func() {
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		var err error
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		must(w.t, err)
-		defer unix.Close(fd)
-		must(w.t, unix.Sendto(fd, f, 0, &unix.SockaddrLinklayer{Ifindex: dev}))
+		w.t.Cleanup(func() { _ = unix.Close(fd) })
 	})
+	index := w.index(ns, dev)
+	return func(packet []byte) {
+		w.t.Helper()
+		must(w.t, unix.Sendto(fd, ether(to, from, unix.ETH_P_IP, packet), 0, &unix.SockaddrLinklayer{Ifindex: index}))
+	}
+}
+
+func (w *world) index(ns netns.NsHandle, dev string) (index int) {
+	w.in(ns, func() {
+		l, err := netlink.LinkByName(dev)
+		must(w.t, err)
+		index = l.Attrs().Index
+	})
+	return index
 }

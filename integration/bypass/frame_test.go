@@ -36,11 +36,6 @@ func fromGuest(packet []byte) []byte {
 	return ether(gateway.MAC, network.GuestMAC, unix.ETH_P_IP, packet)
 }
 
-// from is a frame of another place's.
-func from(mac, to net.HardwareAddr, packet []byte) []byte {
-	return ether(to, mac, unix.ETH_P_IP, packet)
-}
-
 func ipv4(src, dst netip.Addr, proto uint8, payload []byte) []byte {
 	b := make([]byte, 20, 20+len(payload))
 	b[0], b[8], b[9] = 0x45, 64, proto

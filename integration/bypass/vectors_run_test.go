@@ -2,6 +2,7 @@ package bypass
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -9,50 +10,72 @@ import (
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/cni/gateway"
+	"github.com/cubesandbox/cube/cni/network"
 )
 
 // TestVectors: every frame that a sandbox can make up goes where the policy says or nowhere, and whatever the policy says,
 // to no one of this host's and its networks. With the host's rules flushed that holds too, but for what a vector says.
 func TestVectors(t *testing.T) {
-	for _, tc := range []struct {
+	w := newWorld(t, strict)
+	for _, stage := range []struct {
 		name   string
+		before func()
 		policy *policy.Policy
 		bare   bool
 	}{
-		{"strict policy", strict, false},
-		{"careless policy", careless, false},
-		{"strict policy without the guard", strict, true},
-		{"careless policy without the guard", careless, true},
+		{"strict policy", nil, strict, false},
+		{"careless policy", nil, careless, false},
+		{"strict policy, filters in the place of TCX", w.filters, strict, false},
+		{"strict policy without the guard", w.unguard, strict, true},
+		{"careless policy without the guard", nil, careless, true},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			w := newWorld(t, tc.policy)
-			if tc.bare {
-				w.unguard()
+		if stage.before != nil {
+			stage.before()
+		}
+		must(t, w.SetPolicy(t.Context(), w.a.id(), stage.policy))
+		must(t, w.datapath.DeleteFlows(w.a.at.Sandbox, func(bpf.FlowKey) bool { return true }))
+		w.seen() // what this has set in motion
+		var table strings.Builder
+		out := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
+		vectors := w.vectors()
+		for _, v := range vectors {
+			want := v.want
+			if stage.policy == careless && v.careless != nil {
+				want = *v.careless
 			}
-			w.seen() // what setting up has set in motion
-			var table strings.Builder
-			out := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-			vectors := w.vectors()
-			for _, v := range vectors {
-				want := v.want
-				if tc.policy == careless && v.careless != nil {
-					want = *v.careless
+			why := ""
+			if stage.bare {
+				want.seen = w.unmasked(want.seen)
+				if v.bare != nil {
+					want.seen, why = v.bare, v.why
 				}
-				if tc.bare {
-					want.seen = w.unmasked(want.seen)
-					if v.bare != nil {
-						want.seen = v.bare
-					}
-				}
-				got := w.attack(v)
-				if got.counted != want.counted || !slices.Equal(got.seen, want.seen) {
-					t.Errorf("%s: counted as %q, seen %q; want %q, %q", v.name, got.counted, got.seen, want.counted, want.seen)
-				}
-				fmt.Fprintf(out, "%s\t%s\t%s\n", v.name, got.counted, strings.Join(got.seen, "; "))
 			}
-			_ = out.Flush()
-			t.Logf("%d vectors\n%s", len(vectors), &table)
-		})
+			got := w.attack(v)
+			if got.counted != want.counted || !slices.Equal(got.seen, want.seen) {
+				t.Errorf("%s: %s: counted as %q, seen %q; want %q, %q", stage.name, v.name, got.counted, got.seen, want.counted, want.seen)
+			}
+			fmt.Fprintf(out, "%s\t%s\t%s\t%s\n", v.name, got.counted, strings.Join(got.seen, "; "), why)
+		}
+		_ = out.Flush()
+		t.Logf("%s: %d vectors\n%s", stage.name, len(vectors), &table)
+	}
+}
+
+// filters has the datapath attached as it is where the kernel has no TCX.
+func (w *world) filters() {
+	m := w.cfg.Network.Marks()
+	d, err := bpf.Open(bpf.Config{
+		Dir: filepath.Join(w.cfg.NetworkDir(), "bpf"), Clsact: true,
+		Gateway: bpf.Gateway{Ifindex: w.index(w.host, w.cfg.Network.Device), IP: network.GuestGateway, MAC: gateway.MAC},
+		Marks:   bpf.Marks{Mask: m.Mask, Direct: m.Direct, Proxy: m.Proxy, Resolver: m.Resolver, Guest: m.Guest},
+		Echo:    bpf.Echo{MaxPayload: 128, Rate: bpf.Rate{PerSecond: 64, Burst: 64}},
+	})
+	must(w.t, err)
+	w.t.Cleanup(func() { _ = d.Close() })
+	must(w.t, d.AttachGateway())
+	for _, s := range []*sandbox{w.a, w.b} {
+		must(w.t, d.AttachTap(w.index(w.host, s.at.Tap)))
 	}
 }
 

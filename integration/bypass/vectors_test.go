@@ -2,9 +2,11 @@ package bypass
 
 import (
 	"encoding/binary"
-	"fmt"
+	"iter"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -48,15 +50,18 @@ func one(f []byte) [][]byte { return [][]byte{f} }
 
 // vectors are all of them; the numbers in comments are rows of the design's threat table.
 func (w *world) vectors() []vector {
-	all := slicesConcat(w.controls(), ethernet(), headers(), w.spoofed(), w.services(), w.names(), states(), lies())
-	return all
+	return slices.Concat(w.controls(), ethernet(), headers(), w.spoofed(), w.services(), w.names(), states(), lies())
 }
 
-func slicesConcat(parts ...[]vector) (all []vector) {
-	for _, p := range parts {
-		all = append(all, p...)
+// sorted is a map in the order of its keys.
+func sorted[V any](m map[string]V) iter.Seq2[string, V] {
+	return func(yield func(string, V) bool) {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			if !yield(k, m[k]) {
+				return
+			}
+		}
 	}
-	return all
 }
 
 // controls are what has to pass, and what policies alone decide on.
@@ -146,7 +151,7 @@ func headers() []vector {
 	rest := edited(guestIPv4(bad, unix.IPPROTO_TCP, guestTCP(ok, 80, syn)[l4+8:]), ethLen+6, 0, 1)
 	overlap := edited(guestIPv4(ok, unix.IPPROTO_UDP, make([]byte, 24)), ethLen+6, 0, 1)
 	var vectors []vector
-	for name, proto := range map[string]uint8{"GRE": 47, "IP in IP": 4, "IPv6 in IP": 41, "ESP": 50, "AH": 51, "SCTP": 132, "UDP-Lite": 136, "DCCP": 33, "IGMP": 2, "OSPF": 89, "VRRP": 112, "hop-by-hop": 0, "raw": 255} {
+	for name, proto := range sorted(map[string]uint8{"GRE": 47, "IP in IP": 4, "IPv6 in IP": 41, "ESP": 50, "AH": 51, "SCTP": 132, "UDP-Lite": 136, "DCCP": 33, "IGMP": 2, "OSPF": 89, "VRRP": 112, "hop-by-hop": 0, "raw": 255}) {
 		vectors = append(vectors, vector{name: name, frames: one(guestIPv4(ok, proto, inner)), want: dropped(bpf.Protocol)})
 	}
 	return append(vectors, []vector{
@@ -210,10 +215,10 @@ func (w *world) spoofed() []vector {
 		vector{name: "source MAC address of all", frames: one(edited(guestUDP(ok, 9999), 6, broadcast...)), want: dropped(bpf.SourceMAC)},
 		vector{name: "DHCP", frames: one(toAll(broadcast, netip.IPv4Unspecified(), limited, 67)), want: dropped(bpf.TargetMAC)},
 	)
-	for name, group := range map[string]netip.AddrPort{
+	for name, group := range sorted(map[string]netip.AddrPort{
 		"mDNS": netip.MustParseAddrPort("224.0.0.251:5353"), "LLMNR": netip.MustParseAddrPort("224.0.0.252:5355"),
 		"SSDP": netip.MustParseAddrPort("239.255.255.250:1900"), "limited broadcast": netip.AddrPortFrom(limited, 9999),
-	} {
+	}) {
 		low := group.Addr().As4()
 		vectors = append(vectors,
 			vector{name: name, frames: one(toAll(net.HardwareAddr{1, 0, 0x5e, low[1] & 0x7f, low[2], low[3]}, guestIP, group.Addr(), group.Port())), want: dropped(bpf.TargetMAC)},
@@ -226,7 +231,7 @@ func (w *world) spoofed() []vector {
 // services are addresses that no policy opens (29, 30, 31), by each protocol.
 func (w *world) services() (vectors []vector) {
 	pool := w.cfg.Network.Pool
-	for name, dst := range map[string]netip.Addr{
+	for name, dst := range sorted(map[string]netip.Addr{
 		"metadata service": netip.MustParseAddr("169.254.169.254"), "metadata service of Alibaba's": netip.MustParseAddr("100.100.100.200"),
 		"metadata service of Azure's": netip.MustParseAddr("168.63.129.16"), "metadata service of Oracle's": netip.MustParseAddr("192.0.0.192"),
 		"gateway as guests know it": network.GuestGateway, "gateway as the host knows it": w.cfg.Network.Gateway(),
@@ -237,7 +242,7 @@ func (w *world) services() (vectors []vector) {
 		"container": box, "containers' broadcast": netip.MustParseAddr("172.17.255.255"), "private address": netip.MustParseAddr("192.168.1.1"),
 		"other sandbox": w.b.at.Address, "itself, as the host knows it": w.a.at.Address, "pool's broadcast": lastOf(pool), "pool's first": pool.Addr(),
 		"guest's own network": netip.MustParseAddr("169.254.68.7"), "itself": guestIP,
-	} {
+	}) {
 		vectors = append(vectors,
 			vector{name: name + " by UDP", frames: one(guestUDP(dst, 9999)), want: dropped(bpf.HardDeny)},
 			vector{name: name + " by TCP", frames: one(guestTCP(dst, 22, syn)), want: dropped(bpf.HardDeny)},
@@ -255,10 +260,10 @@ func lastOf(p netip.Prefix) netip.Addr {
 
 // names are all at port 53, which is the host's forwarder whoever is asked: here one by UDP that says nothing.
 func (w *world) names() (vectors []vector) {
-	for name, dst := range map[string]netip.Addr{
+	for name, dst := range sorted(map[string]netip.Addr{
 		"a public server": bad, "an allowed address": ok, "the guest's gateway": network.GuestGateway, "the metadata service": netip.MustParseAddr("169.254.169.254"),
 		"the host": uplink, "the other sandbox": w.b.at.Address, "the container": box, "the station beside the host": next,
-	} {
+	}) {
 		byUDP := vector{name: "names of " + name + " by UDP", frames: one(guestUDP(dst, 53)), want: passed("host: udp a > gateway:10053"), bare: nowhere, why: "a routing rule drops it"}
 		byTCP := vector{
 			name: "names of " + name + " by TCP", frames: one(guestTCP(dst, 53, syn)),
@@ -308,44 +313,4 @@ func states() []vector {
 		{name: "unreachable about a fragment", frames: one(error3(ok, edited(fromGuest(quoted(at(ok, 9999), at(guestIP, 4000))), ethLen+6, 0, 1)[ethLen:])), want: dropped(bpf.Malformed)},
 		{name: "time exceeded", frames: one(fromGuest(icmp(guestIP, ok, 11, 0, 0, quoted(at(ok, 9999), at(guestIP, 4000))))), want: dropped(bpf.ICMPType)},
 	}
-}
-
-// lies are of the header before the frame, that tells the host what it need not do.
-func lies() []vector {
-	big := func(dst netip.Addr) []byte {
-		return fromGuest(udp(at(guestIP, 4000), at(dst, 9999), string(make([]byte, 2800))))
-	}
-	stream := func(flags byte) []byte {
-		return fromGuest(tcp(at(guestIP, 4000), at(bad, 80), flags, 1, 1, string(make([]byte, 2800))))
-	}
-	reset := result{bpf.Reset.String(), []string{"a: tcp rst bad:80 > guest"}}
-	vectors := []vector{
-		{name: "checksum beyond the frame", frames: one(guestUDP(ok, 9999)), header: vnet{flags: needsCsum, csumStart: 2000, csumOffset: 6}, want: refused},
-		{name: "checksum's end beyond the frame", frames: one(guestUDP(ok, 9999)), header: vnet{flags: needsCsum, csumStart: l4, csumOffset: 2000}, want: refused},
-		{name: "checksum within Ethernet's header", frames: one(guestUDP(ok, 9999)), header: vnet{flags: needsCsum, csumStart: 4, csumOffset: 2}, want: refused},
-		{name: "header length beyond the frame", frames: one(guestUDP(ok, 9999)), header: vnet{headerLength: 3000, gso: gsoUDP, gsoSize: 1000}, want: refused},
-		{name: "segments of nothing", frames: one(big(ok)), header: vnet{flags: needsCsum, gso: gsoUDPL4, csumStart: l4, csumOffset: 6}, want: refused},
-		{name: "segments of no known kind", frames: one(big(ok)), header: vnet{gso: 0x77, gsoSize: 1000}, want: refused},
-		{name: "UDP in segments to a denied address", frames: one(big(bad)), header: vnet{flags: needsCsum, gso: gsoUDPL4, gsoSize: 1400, csumStart: l4, csumOffset: 6}, want: dropped(bpf.Policy), careless: &result{"tx", []string{"wire: udp uplink > bad:9999", "wire: udp uplink > bad:9999"}}},
-		{name: "TCP in segments to a denied address", frames: one(stream(ack)), header: vnet{flags: needsCsum, gso: gsoTCP4, gsoSize: 1400, csumStart: l4, csumOffset: 16}, want: reset},
-		{name: "IPv6 segments of IPv4", frames: one(stream(ack)), header: vnet{flags: needsCsum, gso: gsoTCP6, gsoSize: 1400, csumStart: l4, csumOffset: 16}, want: refused},
-	}
-	// Who makes a checksum writes it where the header says: over what the datapath has looked at.
-	for name, offset := range map[string]int{
-		"IP length": ethLen + 2, "TTL": ethLen + 8, "source address": ethLen + 12, "source address's end": ethLen + 14, "target address": ethLen + 16,
-		"target address's end": ethLen + 18, "source port": l4, "target port": l4 + 2, "UDP length": l4 + 4,
-	} {
-		start := ethLen + 6
-		if offset >= l4 {
-			start = l4
-		}
-		if offset < start {
-			continue
-		}
-		vectors = append(vectors, vector{
-			name: fmt.Sprintf("checksum over the %s", name), frames: one(guestUDP(ok, 9999)),
-			header: vnet{flags: needsCsum, csumStart: uint16(start), csumOffset: uint16(offset - start)}, want: dropped(bpf.Malformed),
-		})
-	}
-	return vectors
 }
