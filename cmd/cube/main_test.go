@@ -12,6 +12,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/doctor"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
@@ -141,6 +143,7 @@ func TestRunSpec(t *testing.T) {
 		},
 		"--id n --entrypoint= img x": {ID: "n", Image: "img", Entrypoint: &empty, Process: sandbox.Process{Args: []string{"x"}}},
 	} {
+		want.Network = &network.Settings{Policy: &policy.Policy{Default: policy.Direct}}
 		if got := parse(t, line); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s:\n%+v, want\n%+v", line, got, want)
 		}

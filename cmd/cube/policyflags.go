@@ -3,20 +3,22 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/internal/config"
 )
 
 // policyFlags are those of run and network policy set.
 func policyFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "no-internet", Usage: "let it reach nothing but what --allow says, and the host's DNS forwarder"},
-		&cli.StringSliceFlag{Name: "allow", Usage: "let it reach `ADDRESS[/BITS][:PORTS][/PROTOCOL]`, like 192.0.2.0/24:443,8000-8010/tcp, of what --no-internet or --deny keep from it; may be repeated"},
-		&cli.StringSliceFlag{Name: "deny", Usage: "keep `ADDRESS[/BITS][:PORTS][/PROTOCOL]` of the internet from it; may be repeated"},
+		&cli.StringSliceFlag{Name: "allow", Usage: "let it reach, of what --no-internet or --deny keep from it, what `RULE` says, ADDRESS[/BITS][:PORTS][/PROTOCOL], like 192.0.2.0/24:443,8000-8010/tcp; may be repeated"},
+		&cli.StringSliceFlag{Name: "deny", Usage: "keep what `RULE` says of the internet from it; may be repeated"},
 	}
 }
 
@@ -41,9 +43,9 @@ func flaggedPolicy(c *cli.Context, byDefault policy.Action) (*policy.Policy, err
 	}{{"allow", policy.Direct, allow}, {"deny", policy.Deny, deny}} {
 		for _, s := range list.rules {
 			r, err := parseRule(s)
+			r.Action = list.action
 			if err == nil {
-				r.Action = list.action
-				_, err = policy.Compile(policy.Policy{Rules: []policy.Rule{r}}, policy.Guard{})
+				err = validate(r, at(c).cfg)
 			}
 			if err != nil {
 				return nil, fmt.Errorf("--%s %s: %w", list.flag, s, err)
@@ -56,6 +58,24 @@ func flaggedPolicy(c *cli.Context, byDefault policy.Action) (*policy.Policy, err
 		return nil, err
 	}
 	return p, nil
+}
+
+// validate refuses a rule that can't be had, and one to allow what no policy opens.
+func validate(r policy.Rule, cfg *config.Config) error {
+	var g policy.Guard
+	for _, o := range cfg.Network.Openings {
+		g.Openings = append(g.Openings, policy.Opening(o))
+	}
+	rows, err := policy.Compile(policy.Policy{Rules: []policy.Rule{r}}, g)
+	if err != nil || r.Action == policy.Deny {
+		return err
+	}
+	for _, row := range rows {
+		if row.Verdict.Rule != 0 || slices.ContainsFunc(row.Verdict.Ranges, func(r policy.Range) bool { return r.Rule != 0 }) {
+			return nil
+		}
+	}
+	return errors.New("no policy opens private and reserved addresses; the operator does, by network.openings of the configuration")
 }
 
 // parseRule takes ADDRESS[/BITS][:PORTS][/PROTOCOL] apart. Whether the parts are right is the policy compiler's to say.

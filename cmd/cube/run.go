@@ -6,6 +6,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/docker/go-units"
@@ -31,8 +32,12 @@ func runCommand() *cli.Command {
 		Usage:     "run a container in a machine of its own",
 		ArgsUsage: "IMAGE [COMMAND [ARG...]]",
 		Description: "The exit code is the container's, or 125 when it couldn't be run. With -d stdout gets the container's id; its\n" +
-			"output goes to a file that `cube logs` reads.",
-		Flags: append([]cli.Flag{
+			"output goes to a file that `cube logs` reads.\n\n" +
+			"The container reaches the internet, and of the host and of private networks only what the operator has opened. With\n" +
+			"--deny it doesn't reach what that says, unless --allow says so; with --no-internet only what --allow says. What is\n" +
+			"allowed beats what is denied, whatever the order. In all cases the host's DNS forwarder looks names up for it, but for\n" +
+			"--network none.",
+		Flags: slices.Concat([]cli.Flag{
 			&cli.BoolFlag{Name: "detach", Aliases: []string{"d"}, Usage: "return when it runs"},
 			&cli.BoolFlag{Name: "rm", Usage: "remove the container when it has ended"},
 			&cli.StringFlag{Name: "name", Aliases: []string{"id"}, Usage: "the container's `ID` (default: a random one)"},
@@ -42,7 +47,7 @@ func runCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "volume", Aliases: []string{"v"}, Usage: "show the host's file or directory at a path of the container, `SOURCE:PATH[:ro]`; may be repeated"},
 			&cli.StringSliceFlag{Name: "annotation", Usage: "set `KEY=VALUE` in its spec; may be repeated"},
 			&cli.StringFlag{Name: "entrypoint", Usage: "run this instead of the image's entrypoint and command"},
-		}, processFlags()...),
+		}, runNetworkFlags(), processFlags()),
 		Action: func(c *cli.Context) error { return failed(runAction(c)) },
 	}
 }
@@ -120,7 +125,9 @@ func runSpec(c *cli.Context) (sandbox.Spec, error) {
 		}
 		s.Annotations[k] = v
 	}
-	return s, nil
+	var err error
+	s.Network, err = runNetwork(c)
+	return s, err
 }
 
 // volume parses SOURCE:PATH[:ro|:rw]. A relative source counts from here.

@@ -2,8 +2,10 @@ package sandbox
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"strconv"
 	"strings"
@@ -14,6 +16,8 @@ import (
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/snapshotter"
 )
 
@@ -48,6 +52,8 @@ type Spec struct {
 	Disk        int64
 	Mounts      []Mount
 	Annotations map[string]string
+	// Network is what the container reaches and by which ports it is reached; nil: its machine has no network card.
+	Network *network.Settings
 }
 
 // Mount is a file or directory of the host that the container sees.
@@ -90,6 +96,10 @@ func (s Spec) options(config imagespec.ImageConfig) ([]oci.SpecOpts, error) {
 	if err != nil {
 		return nil, err
 	}
+	annotations, err := s.annotations()
+	if err != nil {
+		return nil, err
+	}
 	env := config.Env
 	if len(env) == 0 {
 		env = []string{defaultPath}
@@ -105,7 +115,7 @@ func (s Spec) options(config imagespec.ImageConfig) ([]oci.SpecOpts, error) {
 		oci.WithProcessArgs(args...),
 		oci.WithProcessCwd(first(s.Process.Cwd, config.WorkingDir, "/")),
 		oci.WithHostname(s.ID[:min(len(s.ID), 63)]), // HOST_NAME_MAX is 64 with the NUL
-		oci.WithAnnotations(s.Annotations),
+		oci.WithAnnotations(annotations),
 	}
 	for _, m := range s.Mounts {
 		opts = append(opts, oci.WithMounts([]specs.Mount{m.spec()}))
@@ -131,6 +141,24 @@ func (s Spec) options(config imagespec.ImageConfig) ([]oci.SpecOpts, error) {
 		opts = append(opts, oci.WithMemoryLimit(uint64(s.Memory)))
 	}
 	return opts, nil
+}
+
+// annotations are the asked-for ones and how the shim is told of the network.
+func (s Spec) annotations() (map[string]string, error) {
+	if _, ok := s.Annotations[spec.NetworkKey]; ok {
+		return nil, fmt.Errorf("annotation %s is what the network's settings are written into: use those", spec.NetworkKey)
+	}
+	value := spec.NoNetwork
+	if s.Network != nil {
+		b, err := json.Marshal(s.Network)
+		if err != nil {
+			return nil, fmt.Errorf("encode the network's settings: %w", err)
+		}
+		value = string(b)
+	}
+	all := map[string]string{spec.NetworkKey: value}
+	maps.Copy(all, s.Annotations)
+	return all, nil
 }
 
 // disk is how the snapshotter is told of the root disk's size.

@@ -25,8 +25,8 @@ const (
 	NetworkKey = annotationPrefix + "network"
 )
 
-// noNetwork is NetworkKey's value for a machine that is to have no network card.
-const noNetwork = "none"
+// NoNetwork is NetworkKey's value for a machine that is to have no network card.
+const NoNetwork = "none"
 
 // The annotations of containerd's that matter here.
 const (
@@ -87,10 +87,10 @@ func networkOf(annotations map[string]string) (n Network, err error) {
 	switch {
 	case !ok:
 		return n, nil
-	case value == noNetwork:
+	case value == NoNetwork:
 		return Network{None: true}, nil
 	case !strings.HasPrefix(value, "{"):
-		return n, invalid("annotation %s is %q; it is %q or settings in JSON: {…}", NetworkKey, value, noNetwork)
+		return n, invalid("annotation %s is %q; it is %q or settings in JSON: {…}", NetworkKey, value, NoNetwork)
 	}
 	if n.Settings, err = network.ParseSettings([]byte(value)); err != nil {
 		return n, fmt.Errorf("annotation %s: %w", NetworkKey, err)
