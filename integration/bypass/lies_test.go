@@ -2,6 +2,7 @@ package bypass
 
 import (
 	"fmt"
+	"net/netip"
 
 	"github.com/cubesandbox/cube/bpf"
 )
