@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"io/fs"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/docker/go-units"
 
+	"github.com/cubesandbox/cube/cni/gateway"
+	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/orchestrator/leftover"
@@ -25,13 +28,24 @@ func good() Facts {
 		QEMU:        Artefact{Dir: "/a/qemu", Version: "7.2"},
 		Guest:       Artefact{Dir: "/a/guest", Version: "kernel 6.1"},
 		Store:       store.Status{Kind: store.Image, Dir: "/s", Ready: true, Reflink: true, Size: 16 * units.GiB, Free: 10 * units.GiB},
-		BPFFS:       true,
+		BPF:         BPF{TCX: true},
 		CGroups:     CGroups{Mode: "v2", Controllers: []string{"cpu", "memory", "pids"}},
 		FileSystems: []string{"ext4", "xfs"},
 		Tools:       []Tool{{Name: "containerd", Path: "/b/containerd", Version: "2.4.2", Required: true}},
 		Accelerator: Accelerator{Name: "kvm", Reason: "the guest boots"},
 	}
 }
+
+// overview is of a network that is up.
+func overview(found ...network.Finding) *network.Overview {
+	return &network.Overview{
+		Device: "cube-gw", Address: netip.MustParseAddr("10.200.255.254"), MTU: 1500, Hook: "tcx", Uplink: []string{"eth0"},
+		Open: 2, Closed: 1, Warm: 8, Findings: found,
+	}
+}
+
+// up is a stack that runs.
+func up() Sockets { return Sockets{Up: 7, Report: health.Report{Ready: true}} }
 
 func TestJudge(t *testing.T) {
 	no := errors.New("no such device")
@@ -62,13 +76,30 @@ func TestJudge(t *testing.T) {
 		{"no xfs", func(_ *config.Config, f *Facts) { f.FileSystems = []string{"ext4"} }, Warn, "file systems", "modprobe xfs"},
 		{"no xfs needed", func(_ *config.Config, f *Facts) { f.FileSystems = []string{"ext4"}; f.Store.Kind = store.Directory }, OK, "file systems", "ext4"},
 		{"no tun", func(_ *config.Config, f *Facts) { f.TUN = no }, Fail, "tun", "modprobe tun"},
-		{"no bpf", func(_ *config.Config, f *Facts) { f.BPF = no }, Warn, "bpf", "CONFIG_BPF_SYSCALL"},
-		{"no bpffs", func(_ *config.Config, f *Facts) { f.BPFFS = false }, Warn, "bpf", "mount -t bpf"},
+		{"no bpf", func(_ *config.Config, f *Facts) { f.BPF.Err = no }, Fail, "bpf", "CONFIG_BPF_SYSCALL"},
+		{"no tcx", func(_ *config.Config, f *Facts) { f.BPF.TCX = false }, OK, "bpf", "filters"},
+		{"network to come", func(*config.Config, *Facts) {}, OK, "network", "`cube up` sets it up, with the pool 10.200.0.0/16"},
+		{"network", func(_ *config.Config, f *Facts) { f.Network.Overview = overview(); f.Sockets = up() }, OK, "network", "cube-gw at 10.200.255.254 with an MTU of 1500, by eth0, programs by tcx; 2 open, 1 closed, 8 taps ready"},
+		{"network unseen", func(_ *config.Config, f *Facts) { f.Network.Err = no }, Warn, "network", "no such"},
+		{"network without a daemon", func(_ *config.Config, f *Facts) { f.Network.Overview = overview() }, Warn, "network", "3 sandboxes are in it and no `cube up` runs"},
+		{"foreign rules", func(_ *config.Config, f *Facts) {
+			f.Network.Findings = []network.Finding{{Level: gateway.Blocked, Detail: "chain FORWARD drops", Remedy: "iptables -I"}}
+		}, Fail, "network", "chain FORWARD drops iptables -I"},
+		{"no default route", func(_ *config.Config, f *Facts) {
+			f.Network.Findings = []network.Finding{{Level: gateway.Hint, Detail: "there is no default route", Remedy: "add one"}}
+		}, Warn, "network", "there is no default route"},
+		{"broken while it runs", func(_ *config.Config, f *Facts) {
+			f.Sockets = up()
+			f.Network.Overview = overview(network.Finding{Level: gateway.Broken, Detail: "table cube is missing", Remedy: "cube up"})
+		}, Fail, "network", "table cube is missing"},
+		{"broken while nothing runs", func(_ *config.Config, f *Facts) {
+			f.Network.Overview = overview(network.Finding{Level: gateway.Broken, Detail: "table cube is missing", Remedy: "cube up"})
+		}, Warn, "network", "table cube is missing"},
 		{"no cgroups", func(_ *config.Config, f *Facts) { f.CGroups.Err = no }, Fail, "cgroups", "mount"},
 		{"no memory controller", func(_ *config.Config, f *Facts) { f.CGroups.Controllers = []string{"cpu", "pids"} }, Fail, "cgroups", "without memory"},
 		{"no cpu controller", func(_ *config.Config, f *Facts) { f.CGroups.Controllers = []string{"memory", "pids"} }, Warn, "cgroups", "without cpu"},
 		{"foreign socket", func(_ *config.Config, f *Facts) { f.Sockets.Foreign = "/run/x.sock" }, Fail, "sockets", "/run/x.sock"},
-		{"running", func(_ *config.Config, f *Facts) { f.Sockets = Sockets{Up: 7, Report: health.Report{Ready: true}} }, OK, "stack", "process 7"},
+		{"running", func(_ *config.Config, f *Facts) { f.Sockets = up() }, OK, "stack", "process 7"},
 		{"running, not ready", func(_ *config.Config, f *Facts) {
 			f.Sockets = Sockets{Up: 7, Report: health.Report{Dependencies: []health.Dependency{{Name: "containerd", State: health.Failed, Reason: "dead"}}}}
 		}, Fail, "stack", "containerd: failed (dead)"},
@@ -160,6 +191,9 @@ func TestGather(t *testing.T) {
 	}
 	if f.Sockets.Up != 0 || f.Sockets.Err != nil || f.Sockets.Foreign != "" {
 		t.Errorf("nobody has this run directory: %+v", f.Sockets)
+	}
+	if f.Root && (f.Network.Err != nil || f.Network.Overview != nil) {
+		t.Errorf("a network that isn't up: %+v", f.Network)
 	}
 	for _, tool := range f.Tools {
 		if strings.HasPrefix(tool.Path, cfg.BinDir) && tool.Err == nil {

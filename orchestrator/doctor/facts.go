@@ -19,8 +19,8 @@ type Facts struct {
 	Store   store.Status
 	StoreAt error // why there can't be a store
 	TUN     error // nil: a tap can be made
-	BPF     error // nil: the bpf system call works
-	BPFFS   bool  // whether bpffs is mounted where it belongs
+	BPF     BPF
+	Network Network // looked at by root only
 	CGroups CGroups
 	// FileSystems are those that the kernel can mount.
 	FileSystems []string

@@ -16,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unsafe"
 
 	"github.com/containerd/cgroups/v3"
 	"golang.org/x/sys/unix"
@@ -46,7 +45,6 @@ func Gather(ctx context.Context, cfg *config.Config) Facts {
 		Guest:       look(cfg.GuestDir(), "crun"),
 		TUN:         tun(),
 		BPF:         bpf(),
-		BPFFS:       isFS("/sys/fs/bpf", unix.BPF_FS_MAGIC),
 		CGroups:     controlGroups(),
 		FileSystems: fileSystems(),
 		Sockets:     sockets(ctx, cfg),
@@ -56,6 +54,7 @@ func Gather(ctx context.Context, cfg *config.Config) Facts {
 	_, f.LoopControl = os.Stat("/dev/loop-control")
 	f.Accelerator = accelerator(ctx, cfg, f)
 	if f.Root {
+		f.Network = lookAtNetwork(ctx, cfg)
 		f.Leftovers = leftover.Find(ctx, cfg)
 	}
 	return f
@@ -155,17 +154,6 @@ func tun() error {
 	defer f.Close()
 	_, err = unix.IoctlGetInt(int(f.Fd()), unix.TUNGETFEATURES)
 	return err
-}
-
-// bpf makes an array map of one element, and forgets it.
-func bpf() error {
-	// The start of union bpf_attr for BPF_MAP_CREATE, from linux/bpf.h.
-	attr := struct{ kind, keySize, valueSize, entries uint32 }{unix.BPF_MAP_TYPE_ARRAY, 4, 8, 1}
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_MAP_CREATE, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	if errno != 0 {
-		return errno
-	}
-	return unix.Close(int(fd))
 }
 
 func isFS(path string, magic int64) bool {

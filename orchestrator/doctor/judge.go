@@ -26,7 +26,7 @@ func Judge(cfg *config.Config, f Facts) []Finding {
 		out = append(out, Finding{Level: l, Name: name, Detail: detail, Remedy: remedy})
 	}
 	for _, judge := range []func(*config.Config, Facts, func(Level, string, string, string)){
-		judgeHost, judgeAccelerator, judgeArtefacts, judgeStore, judgeKernel, judgeSockets, judgeTools,
+		judgeHost, judgeAccelerator, judgeArtefacts, judgeStore, judgeKernel, judgeNetwork, judgeSockets, judgeTools,
 	} {
 		judge(cfg, f, add)
 	}
@@ -140,14 +140,6 @@ func judgeKernel(_ *config.Config, f Facts, add func(Level, string, string, stri
 		add(Fail, "tun", f.TUN.Error(), "modprobe tun; every machine has a network device")
 	} else {
 		add(OK, "tun", "/dev/net/tun works", "")
-	}
-	switch {
-	case f.BPF != nil:
-		add(Warn, "bpf", "bpf(2): "+f.BPF.Error(), "a kernel with CONFIG_BPF_SYSCALL, and root; the datapath needs it, machines without network don't")
-	case !f.BPFFS:
-		add(Warn, "bpf", "bpf(2) works, bpffs isn't mounted", "mount -t bpf bpf /sys/fs/bpf")
-	default:
-		add(OK, "bpf", "bpf(2) works, bpffs is mounted", "")
 	}
 	c := f.CGroups
 	detail := fmt.Sprintf("%s, controllers %s", c.Mode, strings.Join(c.Controllers, " "))
