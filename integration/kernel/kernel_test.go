@@ -1,0 +1,63 @@
+// Package kernel runs the network packages' own tests on the kernel that Debian 12 comes with, which is too old for TCX: the
+// guest image's kernel in an emulated QEMU, with the tests for its init's only work.
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/vmm/artefact"
+)
+
+// sample is what tells most in a short time: the verifier, each program on many frames, both hooks of a tap under traffic,
+// checksums and large segments, the host's rules and routes, the plugin's and the shim's way to a tap.
+var (
+	sample = []suite{
+		{"bpf", "^(TestBestWay|TestFromGuest|TestTraffic|TestStream|TestForwarded|TestSandboxes)$"},
+		{"cni/gateway", "^(TestUpDown|TestNothingComesIn|TestLegacy)$"},
+		{"cni/network", "^TestInherit$"},
+	}
+	all = []suite{{"bpf", "."}, {"cni/gateway", "."}, {"cni/network", "."}, {"cni/dns", "."}}
+)
+
+// needsTCX tells of the tests that this kernel is too old for.
+func needsTCX(test string) bool { return strings.HasSuffix(test, "/TCX") || test == "TestOtherWay" }
+
+// TestDebianKernel: nothing fails there, and nothing is skipped but what takes TCX, with subtests counted.
+func TestDebianKernel(t *testing.T) {
+	cfg, err := config.Load("")
+	must(t, err)
+	if artefacts := os.Getenv("CUBE_ARTEFACTS"); artefacts != "" {
+		cfg.Artefacts = artefacts
+	}
+	for _, dir := range []string{cfg.QEMUDir(), cfg.GuestDir()} {
+		if _, err := os.Stat(dir); err != nil {
+			t.Skipf("SKIPPED: no artefact: %v (make build)", err)
+		}
+	}
+	m, err := artefact.ReadManifest(filepath.Clean(cfg.GuestDir()))
+	must(t, err)
+
+	suites, least, limit := sample, 60, 5*time.Minute
+	if os.Getenv("CUBE_TEST_LONG") != "" {
+		suites, least, limit = all, 250, 25*time.Minute
+	}
+	began := time.Now()
+	console := run(t, cfg, limit, suites)
+	r := read(console)
+	t.Logf("kernel %s: %d tests have passed in %v, skipped: %v", r.kernel, len(r.passed), time.Since(began).Round(time.Second), r.skipped)
+	faults := r.faults(least, needsTCX)
+	if r.kernel != m.Kernel {
+		faults = append(faults, "it ran kernel "+r.kernel+", not "+m.Kernel)
+	}
+	if !strings.Contains(console, "programs are attached by clsact\n") {
+		faults = append(faults, "the programs were not attached by clsact")
+	}
+	if len(faults) > 0 {
+		t.Errorf("%s\n\nthe console:\n%s", strings.Join(faults, "\n"), console)
+	}
+}
