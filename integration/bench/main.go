@@ -75,7 +75,7 @@ func machines(root string, n, idle int) (err error) {
 	b := &bench{Stack: s, n: n}
 	b.conditions()
 	fmt.Printf("\n`cube up` from nothing (store made, accelerator probed, base snapshot booted and saved): %.1f s\n", up.Seconds())
-	for _, step := range []func() error{b.runs, b.boots, b.execs, b.disks, func() error { return b.memory(idle) }} {
+	for _, step := range []func() error{b.runs, b.added, b.boots, b.execs, b.disks, func() error { return b.memory(idle) }} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -149,7 +149,7 @@ func (b *bench) timed(args ...string) (time.Duration, error) {
 // runs measures `ctr run` of true, a machine and runc in turn.
 func (b *bench) runs() error {
 	log := filepath.Join(b.Config.LogDir(), "containerd.log")
-	if _, err := b.timed(runArgs("io.cube.v2", b.id("warm", 0))...); err != nil {
+	if _, err := b.timed(runArgs("io.cube.v2", b.id("warm", 0), []string{"true"})...); err != nil {
 		return err
 	}
 	st, err := os.Stat(log)
@@ -158,12 +158,12 @@ func (b *bench) runs() error {
 	}
 	var cube, runc sample
 	for i := range b.n {
-		d, err := b.timed(runArgs("io.cube.v2", b.id("run", i))...)
+		d, err := b.timed(runArgs("io.cube.v2", b.id("run", i), []string{"true"})...)
 		if err != nil {
 			return err
 		}
 		cube = append(cube, d)
-		if d, err = b.timed(runArgs("io.containerd.runc.v2", b.id("runc", i))...); err != nil {
+		if d, err = b.timed(runArgs("io.containerd.runc.v2", b.id("runc", i), []string{"true"})...); err != nil {
 			return err
 		}
 		runc = append(runc, d)
@@ -174,8 +174,13 @@ func (b *bench) runs() error {
 	return b.stages(log, st.Size())
 }
 
-func runArgs(runtime, id string) []string {
-	return []string{"run", "--rm", "--runtime", runtime, "--snapshotter", "cube", stack.Image, id, "true"}
+// runArgs are those of `ctr run`, with annotations.
+func runArgs(runtime, id string, command []string, annotations ...string) []string {
+	args := []string{"run", "--rm", "--runtime", runtime, "--snapshotter", "cube"}
+	for _, a := range annotations {
+		args = append(args, "--annotation", a)
+	}
+	return append(append(args, stack.Image, id), command...)
 }
 
 func (b *bench) id(what string, i int) string { return fmt.Sprintf("%s-%s-%d", b.Name(), what, i) }

@@ -85,9 +85,7 @@ var (
 func (b *bench) boots() error {
 	for _, memory := range []string{"512MiB", "1GiB"} {
 		id := b.id("boot", len(memory))
-		args := runArgs("io.cube.v2", id)
-		args = append([]string{args[0], "--annotation", "io.cube.memory=" + memory}, args[1:]...)
-		if r := b.Ctr(args...); r.Err != nil {
+		if r := b.Ctr(runArgs("io.cube.v2", id, []string{"true"}, "io.cube.memory="+memory)...); r.Err != nil {
 			return r.Err
 		}
 	}
