@@ -6,7 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/testnet"
 	shimrecord "github.com/cubesandbox/cube/shim/record"
 )
@@ -92,5 +95,42 @@ func TestTaps(t *testing.T) {
 	mustGo(t, s, mustFind(t, s, "tap", h.Config.Network.TapPrefix+"2"))
 	if _, err := h.Get(t.Context(), "ns-live"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestPlaceOfADeadPod: with a pod whose shim is gone its place goes, and the pod's record not before.
+func TestPlaceOfADeadPod(t *testing.T) {
+	h := testnet.New(t)
+	h.Up()
+	t.Setenv(config.FileEnv, h.Write())
+	s := &search{cfg: h.Config}
+	box := network.Pod{Namespace: "ns", ID: "box"}
+	_, err := h.Claim(t.Context(), box)
+	testnet.Must(t, err)
+	_, err = h.Open(t.Context(), (&network.Settings{}).Request(box))
+	testnet.Must(t, err)
+	dead := shimrecord.Pod(filepath.Join(s.cfg.PodDir(), "0123"))
+	unlock, err := dead.Make(t.Context())
+	testnet.Must(t, err)
+	unlock()
+	testnet.Must(t, dead.SaveState(shimrecord.PodState{ID: "box", Namespace: "ns", MachineDir: filepath.Join(s.cfg.VMDir(), "box")}))
+	age(t, string(dead))
+	found := mustFind(t, s, "pod", string(dead))
+
+	record := h.Path("attachments", "ns-box", "state.json")
+	good, err := os.ReadFile(record)
+	testnet.Must(t, err)
+	testnet.Must(t, os.WriteFile(record, nil, 0o600))
+	if err := found[0].remove(t.Context()); err == nil {
+		t.Error("removed, with a place that can't be given back")
+	}
+	if st, err := dead.State(); err != nil || st.Undone {
+		t.Errorf("record %+v, %v", st, err)
+	}
+	testnet.Must(t, os.WriteFile(record, good, 0o600))
+	age(t, string(dead))
+	mustGo(t, s, mustFind(t, s, "pod", string(dead)))
+	if a, err := h.Get(t.Context(), "ns-box"); !errdefs.IsNotFound(err) {
+		t.Errorf("its place: %+v, %v", a, err)
 	}
 }
