@@ -156,9 +156,9 @@ func TestTighten(t *testing.T) {
 
 	tight := &policy.Policy{Default: policy.Deny, Rules: []policy.Rule{{Action: policy.Direct, To: peer.String(), Ports: []string{fmt.Sprint(barrierPort)}}}}
 	must(t, w.SetPolicy(t.Context(), w.a.id(), tight))
-	segment(ack, 105, server, "shut")
-	_, err = c.Write([]byte("shut"))
+	_, err = c.Write([]byte("shut")) // first, so that no packet of the sandbox's has the policy asked
 	must(t, err)
+	segment(ack, 105, server, "shut")
 	if got := w.seen(); len(got) > 0 {
 		t.Errorf("after it was denied, seen %q", got)
 	}

@@ -103,6 +103,16 @@ func TestHost(t *testing.T) {
 		t.Fatalf("seen %q", got)
 	}
 	gw := w.cfg.Network.Gateway()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	must(t, unix.Bind(fd, &unix.SockaddrInet4{Port: 7000}))
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: w.a.at.Address.As4(), Port: 8000}); err != unix.EINPROGRESS {
+		t.Fatal(err)
+	}
+	if got := w.seen(); !slices.Equal(got, []string{"a: tcp syn gateway:7000 > guest"}) {
+		t.Fatalf("seen %q", got)
+	}
 	for _, tc := range []struct {
 		name   string
 		packet []byte
@@ -112,7 +122,7 @@ func TestHost(t *testing.T) {
 		{"to another port", udp(at(guestIP, 8000), at(gw, 7001), "hello"), nil},
 		{"from another port", udp(at(guestIP, 8001), at(gw, 7000), "hello"), nil},
 		{"to another address of the host's", udp(at(guestIP, 8000), at(uplink, 7000), "hello"), nil},
-		{"a connection of its own", tcp(at(guestIP, 8000), at(gw, 7000), syn, 1, 0, ""), nil},
+		{"a connection of its own, with the ports of one", tcp(at(guestIP, 8000), at(gw, 7000), syn, 1, 0, ""), nil},
 	} {
 		must(t, w.send(w.a, vnet{}, fromGuest(tc.packet)))
 		if got := w.seen(); !slices.Equal(got, tc.want) {

@@ -172,7 +172,8 @@ func (w *world) wires() {
 	w.neighbour("up0", router, routerMAC)
 	must(t, netlink.RouteAdd(&netlink.Route{Gw: router.AsSlice()}))
 
-	must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "docker0"}}))
+	snooping := false // it makes the bridge speak when it likes
+	must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "docker0"}, MulticastSnooping: &snooping}))
 	w.address("docker0", bridge, 16)
 	must(t, netlink.LinkAdd(&netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: "box0"},
