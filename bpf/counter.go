@@ -10,9 +10,6 @@ type Count struct {
 // Counters has a count for each reason that occurred. A segmented frame counts once.
 type Counters map[Reason]Count
 
-// maxReasons is MAX_REASONS: the counters that each id has.
-const maxReasons = 64
-
 // Counters returns what was counted for a sandbox, or, of id 0, for frames of no sandbox.
 func (d *Datapath) Counters(id ID) (Counters, error) {
 	if id != 0 {
@@ -26,16 +23,16 @@ func (d *Datapath) Counters(id ID) (Counters, error) {
 }
 
 func (d *Datapath) counters(id ID) (Counters, error) {
+	var each []dpCounters // of a CPU
+	if err := d.objs.Counters.Lookup(uint32(id), &each); err != nil {
+		return nil, fmt.Errorf("read the counters of sandbox %d: %w", id, err)
+	}
 	counters := Counters{}
 	for r := range reasons {
-		var each []dpCounter
-		if err := d.objs.Counters.Lookup(uint32(id)*maxReasons+uint32(r), &each); err != nil {
-			return nil, fmt.Errorf("read counter %s of sandbox %d: %w", Reason(r), id, err)
-		}
 		var sum Count
-		for _, c := range each {
-			sum.Packets += c.Packets
-			sum.Bytes += c.Bytes
+		for i := range each {
+			sum.Packets += each[i].Of[r].Packets
+			sum.Bytes += each[i].Of[r].Bytes
 		}
 		if sum.Packets > 0 {
 			counters[Reason(r)] = sum
@@ -45,11 +42,8 @@ func (d *Datapath) counters(id ID) (Counters, error) {
 }
 
 func (d *Datapath) resetCounters(id ID) error {
-	zero := make([]dpCounter, d.cpus)
-	for r := range reasons {
-		if err := d.objs.Counters.Put(uint32(id)*maxReasons+uint32(r), zero); err != nil {
-			return fmt.Errorf("reset counter %s of sandbox %d: %w", Reason(r), id, err)
-		}
+	if err := d.objs.Counters.Put(uint32(id), make([]dpCounters, d.cpus)); err != nil {
+		return fmt.Errorf("reset the counters of sandbox %d: %w", id, err)
 	}
 	return nil
 }

@@ -23,10 +23,13 @@ const (
 	dpActionACTION_RESOLVER  dpAction = 4
 )
 
-type dpCounter struct {
-	_       structs.HostLayout
-	Packets uint64
-	Bytes   uint64
+type dpCounters struct {
+	_  structs.HostLayout
+	Of [64]struct {
+		_       structs.HostLayout
+		Packets uint64
+		Bytes   uint64
+	}
 }
 
 type dpEvent struct {

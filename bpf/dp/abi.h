@@ -17,7 +17,7 @@ enum action {
 	ACTION_RESOLVER,
 };
 
-// Why a frame was let through or dropped: the second index of the counters. Values are never reused.
+// Why a frame was let through or dropped: the index of the counters. Values are never reused.
 enum reason {
 	REASON_TX,             // from the sandbox, on its way
 	REASON_RX,             // to the sandbox, on its way
@@ -146,6 +146,11 @@ struct meter {
 struct counter {
 	__u64 packets;
 	__u64 bytes;
+};
+
+// All of a sandbox in one element: the kernel allocates each apart, and user space reads them at once.
+struct counters {
+	struct counter of[MAX_REASONS];
 };
 
 // The beginning of a fragmented packet that was let through to a sandbox.

@@ -46,9 +46,9 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, MAX_SANDBOXES * MAX_REASONS);
-	__type(key, __u32); // id * MAX_REASONS + reason
-	__type(value, struct counter);
+	__uint(max_entries, MAX_SANDBOXES);
+	__type(key, __u32);
+	__type(value, struct counters);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } counters SEC(".maps");
 

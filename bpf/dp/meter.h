@@ -25,13 +25,12 @@ struct packet {
 
 static __always_inline void count(struct __sk_buff *skb, __u32 id, __u32 reason)
 {
-	__u32 key = id * MAX_REASONS + reason;
-	struct counter *c = bpf_map_lookup_elem(&counters, &key);
+	struct counters *c = bpf_map_lookup_elem(&counters, &id);
 
-	if (!c)
+	if (!c || reason >= MAX_REASONS)
 		return;
-	c->packets++;
-	c->bytes += skb->len;
+	c->of[reason].packets++;
+	c->of[reason].bytes += skb->len;
 }
 
 // take_locked takes tokens from a bucket whose lock the caller holds.
