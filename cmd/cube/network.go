@@ -112,6 +112,7 @@ func networkStatus(c *cli.Context, n *network.Network) error {
 		t.row("hook", orNone(o.Hook))
 		t.row("containers", fmt.Sprintf("%d open, %d closed", o.Open, o.Closed))
 		t.row("warm taps", fmt.Sprint(o.Warm))
+		t.row("ports", fmt.Sprint(o.Ports))
 		for _, f := range o.Findings {
 			t.row(string(f.Level), strings.TrimSuffix(f.Detail+"; "+f.Remedy, "; "))
 		}

@@ -104,6 +104,7 @@ type Overview struct {
 	Open     int          `json:"open"`   // containers that have a network
 	Closed   int          `json:"closed"` // and that have a tap, but nobody opened it
 	Warm     int          `json:"warm"`   // taps that are ready
+	Ports    int          `json:"ports"`  // of the host that lead to containers
 	Findings []Finding    `json:"findings"`
 }
 
@@ -151,6 +152,9 @@ func (n *Network) Overview(ctx context.Context) (_ *Overview, err error) {
 		case exists:
 			o.Closed++
 		}
+	}
+	if err := s.lookAtPorts(ctx, o); err != nil {
+		return nil, err
 	}
 	up, err := gateway.LookUplink()
 	if err != nil {

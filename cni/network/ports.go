@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/cni/gateway"
 	"github.com/cubesandbox/cube/cni/ports"
 )
 
@@ -20,7 +21,7 @@ import (
 type Port = ports.Port
 
 // partTimeout bounds how long the end of a sandbox waits for the daemon to let go of its ports: one that is slow sees by
-// itself that they are gone.
+// itself that they are gone. An overview doesn't wait longer for it either.
 const partTimeout = 2 * time.Second
 
 // validatePorts is Open's, errdefs.ErrInvalidArgument.
@@ -160,6 +161,28 @@ func (s *session) checkPorts(ctx context.Context, a *attachment) error {
 		}
 	}
 	return nil
+}
+
+// lookAtPorts finds those that aren't served.
+func (s *session) lookAtPorts(ctx context.Context, o *Overview) error {
+	names, err := s.names(portsDir)
+	if o.Ports = len(names); err != nil || o.Ports == 0 {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout(partTimeout))
+	defer cancel()
+	served, err := ports.List(ctx, s.cfg.ControlSocket(), "")
+	if errdefs.IsUnavailable(err) {
+		o.Findings = append(o.Findings, Finding{gateway.Hint, "ports of the host don't lead to containers: " + err.Error(), ""})
+		return nil
+	}
+	for _, st := range served {
+		if st.Reason != "" {
+			detail := fmt.Sprintf("port %s of the host doesn't lead to container %s: %s", st.Port, st.ID, st.Reason)
+			o.Findings = append(o.Findings, Finding{gateway.Hint, detail, ""})
+		}
+	}
+	return err
 }
 
 // PortsDir is where it is written down whose which port of the host is, a file each.

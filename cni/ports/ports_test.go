@@ -138,6 +138,9 @@ func TestRefusedPorts(t *testing.T) {
 		t.Errorf("without a daemon: %v", err)
 	}
 	testnet.Must(t, check(ctx, h, c))
+	if o, err := h.Overview(ctx); err != nil || !strings.Contains(fmt.Sprint(o.Findings), "cube up") {
+		t.Errorf("overview %+v, %v", o, err)
+	}
 	b.stop(t, h)
 	c.stop(t, h)
 	start(t, h, "d").stop(t, h)
@@ -179,6 +182,11 @@ func TestRestart(t *testing.T) {
 		t.Errorf("checked: %v", err)
 	}
 	testnet.Must(t, check(ctx, h, b))
+	o, err := h.Overview(ctx)
+	testnet.Must(t, err)
+	if o.Ports != 4 || !strings.Contains(fmt.Sprint(o.Findings), "port 127.0.0.1:8080/tcp of the host doesn't lead to container default-a: ") {
+		t.Errorf("overview %+v", o)
+	}
 	// The end of another sandbox is a change.
 	testnet.Must(t, taken.Close())
 	b.stop(t, h)

@@ -44,7 +44,10 @@ type target struct {
 }
 
 // serve runs a server until the test ends. Its timeouts are divided by hurry.
-func serve(t *testing.T, hurry time.Duration) *fixture {
+func serve(t *testing.T, hurry time.Duration) *fixture { return serveBy(t, "lo", hurry) }
+
+// serveBy is for sandboxes that should be reached by a device.
+func serveBy(t *testing.T, device string, hurry time.Duration) *fixture {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: binding a socket to a device takes root")
@@ -52,7 +55,7 @@ func serve(t *testing.T, hurry time.Duration) *fixture {
 	f := &fixture{t: t, dir: filepath.Join(t.TempDir(), "ports"), ended: make(chan error, 1), has: map[string]target{}}
 	testnet.Must(t, os.Mkdir(f.dir, 0o700))
 	f.Server = ports.New(ports.Config{
-		Lookup: f.lookup, IDs: f.ids, Dir: f.dir, Device: "lo",
+		Lookup: f.lookup, IDs: f.ids, Dir: f.dir, Device: device,
 		Timeout: func(d time.Duration) time.Duration { return d / hurry },
 		Log:     slog.New(slog.DiscardHandler),
 	})
@@ -141,6 +144,7 @@ func listen(t *testing.T, at string, answer func(*net.TCPConn)) net.Listener {
 			}
 			go func() {
 				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(wait))
 				answer(c.(*net.TCPConn))
 			}()
 		}
@@ -326,6 +330,22 @@ func TestEnds(t *testing.T) {
 		if err := readAll(at, 1<<20); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("%s: the client sees %v", at, err)
 		}
+	}
+}
+
+// TestDevice: a sandbox's address that leads elsewhere isn't dialled there.
+func TestDevice(t *testing.T) {
+	f := serveBy(t, "veth-test0", 20)
+	testnet.Must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth-test0"}, PeerName: "veth-test1"}))
+	l, err := netlink.LinkByName("veth-test0")
+	testnet.Must(t, err)
+	defer func() { testnet.Must(t, netlink.LinkDel(l)) }()
+	testnet.Must(t, netlink.LinkSetUp(l))
+	var reached atomic.Int32
+	listen(t, "127.0.1.1:80", func(*net.TCPConn) { reached.Add(1) })
+	testnet.Must(t, f.give("a", "127.0.1.1", tcp("127.0.0.1", 8080, 80)))
+	if err := readAll("127.0.0.1:8080", 1); !errors.Is(err, syscall.ECONNRESET) || reached.Load() > 0 {
+		t.Errorf("connected: %v; reached %d times", err, reached.Load())
 	}
 }
 
