@@ -155,6 +155,23 @@ func TestNoRoute(t *testing.T) {
 	})
 }
 
+// TestTakenDown: a daemon without a network ends, and says so.
+func TestTakenDown(t *testing.T) {
+	h := testnet.New(t)
+	p := start(t, h)
+	p.until("taps are ready", func() bool {
+		free, err := os.ReadDir(h.Path("free"))
+		testnet.Must(t, err)
+		return len(free) == h.Config.Network.WarmTaps
+	})
+	testnet.Must(t, h.Down(t.Context()))
+	timer := time.AfterFunc(wait, func() { _ = p.Process.Kill() })
+	defer timer.Stop()
+	if err := p.Wait(); err == nil || !strings.Contains(p.logged(), "the network has been taken down") {
+		t.Errorf("it ends with %v: %s", err, p.logged())
+	}
+}
+
 // TestLookup: a lookup of a sandbox's, sent to whatever address, is answered.
 func TestLookup(t *testing.T) {
 	h := testnet.New(t)
