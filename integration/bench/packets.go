@@ -32,7 +32,7 @@ type flow struct {
 	out, in  []ipv4.Message
 }
 
-// newFlow has the client open a flow, whichever way it is used then. Release it.
+// newFlow has the client open a flow and the server answer, whichever way it is used then. Release it.
 func newFlow(p *path, toClient bool) (_ *flow, err error) {
 	f := &flow{}
 	defer func() {
@@ -59,6 +59,13 @@ func newFlow(p *path, toClient bool) (_ *flow, err error) {
 	}
 	_, back, err := far.ReadFromUDP(make([]byte, payload))
 	if err != nil {
+		return nil, err
+	}
+	// Without an answer each packet would be a new connection's to the host's rules.
+	if _, err := far.WriteToUDP(make([]byte, payload), back); err != nil {
+		return nil, err
+	}
+	if _, err := near.Read(make([]byte, payload)); err != nil {
 		return nil, err
 	}
 	f.from, f.to, f.in = near, far, messages(nil)
