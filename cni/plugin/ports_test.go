@@ -1,11 +1,19 @@
 package plugin
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/cubesandbox/cube/cni/network"
@@ -99,5 +107,45 @@ func TestPorts(t *testing.T) {
 	}
 	if a, err := n.Get(ctx, "default-other"); err == nil {
 		t.Errorf("%+v is left", a)
+	}
+}
+
+// TestKilledPorts: the plugin is killed anywhere, and after GC the ports can be had.
+func TestKilledPorts(t *testing.T) {
+	n := newNode(t)
+	n.Daemon()
+	ctx := t.Context()
+	mapped := map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80}, map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "udp"}}}
+	live := func(id string) time.Duration {
+		rt := n.rt(id)
+		rt.CapabilityArgs = mapped
+		began := time.Now()
+		_, err := n.cni.AddNetworkList(ctx, n.list, rt)
+		testnet.Must(t, err)
+		took := time.Since(began)
+		testnet.Must(t, n.cni.CheckNetworkList(ctx, n.list, rt))
+		testnet.Must(t, n.cni.DelNetworkList(ctx, n.list, rt))
+		return took
+	}
+	most := live("first")
+	runtime, err := json.Marshal(mapped)
+	testnet.Must(t, err)
+	stdin := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "cube", "type": "cube-cni", "cubeConfig": %q, "runtimeConfig": %s, %s}`, n.config, runtime, allowAll)
+	for i := range 12 {
+		cmd := exec.Command(filepath.Join(n.bin, "cube-cni"))
+		cmd.Stdin = strings.NewReader(stdin)
+		cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", fmt.Sprint("CNI_CONTAINERID=c", i), "CNI_NETNS="+n.pod, "CNI_IFNAME=eth0", "CNI_PATH="+n.bin)
+		testnet.Must(t, cmd.Start())
+		// Where it is by then is chance, and meant to be.
+		time.Sleep(time.Duration(rand.Int64N(int64(most))))
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		testnet.Must(t, n.cni.GCNetworkList(ctx, n.list, &libcni.GCArgs{}))
+		live(fmt.Sprint("after", i))
+	}
+	for _, dir := range []string{"ports", "addresses", "attachments"} {
+		if left, err := os.ReadDir(n.Path(dir)); err != nil || len(left) > 0 {
+			t.Errorf("left in %s: %v, %v", dir, left, err)
+		}
 	}
 }
