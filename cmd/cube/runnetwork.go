@@ -22,7 +22,7 @@ const (
 // runNetworkFlags are those of run that are about the network.
 func runNetworkFlags() []cli.Flag {
 	return append([]cli.Flag{
-		&cli.StringFlag{Name: "network", Value: cubeNetwork, Usage: "`cube`, or none: a machine without a network card"},
+		&cli.StringFlag{Name: "network", Value: cubeNetwork, Usage: "`cube`, or none: no network at all"},
 		&cli.StringSliceFlag{Name: "publish", Aliases: []string{"p"}, Usage: "lead a port of the host to one of the container's, as `PORTS` say, [ADDRESS:]PORT:PORT[/udp]; without an address only this host reaches it; may be repeated"},
 	}, policyFlags()...)
 }

@@ -52,7 +52,7 @@ type Spec struct {
 	Disk        int64
 	Mounts      []Mount
 	Annotations map[string]string
-	// Network is what the container reaches and by which ports it is reached; nil: its machine has no network card.
+	// Network is what the container reaches and by which ports it is reached; nil: nothing, and by none.
 	Network *network.Settings
 }
 
