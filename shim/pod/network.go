@@ -76,7 +76,7 @@ func (k *making) follow(v *vm) {
 			k.log.Warn("the guest couldn't be told its network's MTU", "mtu", mtu, "error", err)
 		}
 	})
-	if err != nil {
+	if err != nil && !v.ended.Load() && !v.isDown() { // with the machine the tap goes
 		k.log.Warn("the guest isn't told any more when its network's MTU changes", "error", err)
 	}
 }
