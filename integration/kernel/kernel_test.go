@@ -13,12 +13,12 @@ import (
 	"github.com/cubesandbox/cube/vmm/artefact"
 )
 
-// sample is what tells most in a short time: the verifier, each program on many frames, both hooks of a tap under traffic,
-// checksums and large segments, the host's rules and routes, the plugin's and the shim's way to a tap.
 var (
+	// sample is what tells most in a short time: the verifier, a program on many frames, hooks attached, replaced and detached
+	// under traffic, checksums and large segments, the host's rules and routes, a tap's way from one sandbox to another.
 	sample = []suite{
-		{"bpf", "^(TestBestWay|TestFromGuest|TestTraffic|TestStream|TestForwarded|TestSandboxes)$"},
-		{"cni/gateway", "^(TestUpDown|TestNothingComesIn|TestLegacy)$"},
+		{"bpf", "^(TestBestWay|TestFromGuest|TestTraffic|TestForwarded)$"},
+		{"cni/gateway", "^TestUpDown$"},
 		{"cni/network", "^TestInherit$"},
 	}
 	all = []suite{{"bpf", "."}, {"cni/gateway", "."}, {"cni/network", "."}, {"cni/dns", "."}}
@@ -42,9 +42,9 @@ func TestDebianKernel(t *testing.T) {
 	m, err := artefact.ReadManifest(filepath.Clean(cfg.GuestDir()))
 	must(t, err)
 
-	suites, least, limit := sample, 60, 5*time.Minute
+	suites, least, limit := sample, 55, 10*time.Minute
 	if os.Getenv("CUBE_TEST_LONG") != "" {
-		suites, least, limit = all, 250, 25*time.Minute
+		suites, least, limit = all, 250, time.Hour
 	}
 	began := time.Now()
 	console := run(t, cfg, limit, suites)
