@@ -1,22 +1,27 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
+	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/urfave/cli/v2"
 
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/cni/ports"
 )
 
 func networkCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "network",
 		Usage: "look at the containers' network, and set what they may reach",
-		Description: "An ID is a container's as `cube ps` shows it, or NAMESPACE/ID, or what CNI plugins are told. None of the commands needs\n" +
-			"the stack's daemon, but for the latest drops. They take root.",
+		Description: "An ID is a container's as `cube ps` shows it, or NAMESPACE/ID, or what CNI plugins are told. The commands take root and\n" +
+			"work on what is in force, whether the stack's daemon runs or not.",
 		Action: noCommand("network"),
 		Subcommands: []*cli.Command{
 			{
@@ -96,32 +101,68 @@ func attached(c *cli.Context, n *network.Network) (*network.Attachment, error) {
 	return n.Find(c.Context, at(c).cfg.Containerd.Namespace, c.Args().First())
 }
 
+// networkState is what status tells.
+type networkState struct {
+	*network.Overview
+	// Daemon says whether it answers: without it no names are looked up, and no port of the host leads to a container.
+	Daemon bool          `json:"daemon"`
+	Ports  []ports.State `json:"ports"`
+}
+
+// askTimeout bounds a question to the daemon.
+const askTimeout = 5 * time.Second
+
 func networkStatus(c *cli.Context, n *network.Network) error {
 	o, err := n.Overview(c.Context)
 	if err != nil {
 		return err
 	}
-	w := c.App.Writer
+	ctx, cancel := context.WithTimeout(c.Context, at(c).cfg.Timeout(askTimeout))
+	defer cancel()
+	st := networkState{Overview: o}
+	var daemon error
+	if st.Ports, daemon = ports.List(ctx, at(c).cfg.ControlSocket(), ""); daemon != nil && !errdefs.IsUnavailable(daemon) {
+		return daemon
+	}
+	st.Daemon = daemon == nil
 	if c.Bool("json") {
-		err = writeJSON(w, o)
+		err = writeJSON(c.App.Writer, st)
 	} else {
-		t := fields(w)
-		t.row("gateway", fmt.Sprintf("%s, %s, MTU %d", o.Device, o.Address, o.MTU))
-		t.row("uplink", orNone(strings.Join(o.Uplink, ", ")))
-		t.row("pool", o.Pool.String())
-		t.row("hook", orNone(o.Hook))
-		t.row("containers", fmt.Sprintf("%d open, %d closed", o.Open, o.Closed))
-		t.row("warm taps", fmt.Sprint(o.Warm))
-		t.row("ports", fmt.Sprint(o.Ports))
-		for _, f := range o.Findings {
-			t.row(string(f.Level), strings.TrimSuffix(f.Detail+"; "+f.Remedy, "; "))
-		}
-		err = t.flush()
+		err = writeState(c.App.Writer, st)
 	}
 	if err != nil {
 		return err
 	}
-	return n.Status(c.Context)
+	if err := n.Status(c.Context); err != nil {
+		return err
+	}
+	return daemon
+}
+
+func writeState(w io.Writer, st networkState) error {
+	t := fields(w)
+	t.row("gateway", fmt.Sprintf("%s, %s, MTU %d", st.Device, st.Address, st.MTU))
+	t.row("uplink", orNone(strings.Join(st.Uplink, ", ")))
+	t.row("pool", st.Pool.String())
+	t.row("hook", orNone(st.Hook))
+	t.row("containers", fmt.Sprintf("%d open, %d closed", st.Open, st.Closed))
+	t.row("warm taps", fmt.Sprint(st.Warm))
+	if st.Daemon {
+		t.row("daemon", "running")
+	} else {
+		t.row("daemon", "not running: no names are looked up, and no port of the host leads to a container")
+	}
+	for _, p := range st.Ports {
+		why := ""
+		if p.Reason != "" {
+			why = ", which isn't served: " + p.Reason
+		}
+		t.row("port", fmt.Sprintf("%s to %d of %s%s", p.Port, p.ContainerPort, p.ID, why))
+	}
+	for _, f := range st.Findings {
+		t.row(string(f.Level), strings.TrimSuffix(f.Detail+"; "+f.Remedy, "; "))
+	}
+	return t.flush()
 }
 
 func orNone(s string) string {

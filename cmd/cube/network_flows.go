@@ -144,9 +144,6 @@ func networkDrops(c *cli.Context, n *network.Network) error {
 	return writeDrops(c.App.Writer, d)
 }
 
-// askTimeout bounds a question to the daemon.
-const askTimeout = 5 * time.Second
-
 // countDrops lists the reasons to drop, the most frequent first.
 func countDrops(counters bpf.Counters) []reasonCount {
 	all := []reasonCount{}

@@ -16,6 +16,7 @@ import (
 	"github.com/cubesandbox/cube/bpf/policy"
 	"github.com/cubesandbox/cube/cni/daemon"
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/cni/ports"
 	"github.com/cubesandbox/cube/cni/trace"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/testnet"
@@ -84,8 +85,9 @@ func (b *box) says(text string, lines ...string) {
 
 func TestNetworkCommands(t *testing.T) {
 	b := newBox(t)
-	out, _ := b.run(0, "status")
-	b.says(out, "gateway cube-gw, 10.200.255.254, MTU 1500", "uplink up0", "pool 10.200.0.0/16", "hook tcx", "containers 1 open, 0 closed")
+	out, msg := b.run(1, "status")
+	b.says(msg, "cube: network status: list port mappings: no daemon runs; start the stack: cube up")
+	b.says(out, "daemon not running", "gateway cube-gw, 10.200.255.254, MTU 1500", "uplink up0", "pool 10.200.0.0/16", "hook tcx", "containers 1 open, 0 closed")
 
 	b.send("1.2.3.4:443")
 	out, _ = b.run(0, "flows", "box")
@@ -100,7 +102,7 @@ func TestNetworkCommands(t *testing.T) {
 	out, _ = b.run(0, "trace", "default-box", "1.2.3.4:443/udp")
 	b.says(out, "to 1.2.3.4:443/udp", "verdict allow, by default", "flow from port 4096, opening", "leaves as 198.51.100.2:",
 		"route via 198.51.100.1, device up0, MTU 1500", "next hop 198.51.100.1, the gateway: 02:00:00:00:00:09, PERMANENT")
-	out, msg := b.run(1, "trace", "box", "10.0.0.1")
+	out, msg = b.run(1, "trace", "box", "10.0.0.1")
 	b.says(out, "verdict hard-deny", "flow none", "problem the policy")
 	b.says(msg, "10.0.0.1/icmp is not reached: ")
 
@@ -197,6 +199,22 @@ func TestNetworkRefusals(t *testing.T) {
 			t.Errorf("%v without a network: %s", args, msg)
 		}
 	}
+}
+
+func TestWriteState(t *testing.T) {
+	local := netip.MustParseAddr("127.0.0.1")
+	var out bytes.Buffer
+	testnet.Must(t, writeState(&out, networkState{
+		Overview: &network.Overview{Findings: []network.Finding{{Level: "blocked", Detail: "somebody's rules", Remedy: "change them"}, {Level: "broken", Detail: "a record"}}},
+		Daemon:   true,
+		Ports: []ports.State{
+			{Port: ports.Port{HostIP: local, HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}, ID: "default-box"},
+			{Port: ports.Port{HostIP: local, HostPort: 53, ContainerPort: 53, Protocol: "udp"}, ID: "default-box", Reason: "address in use"},
+		},
+	}))
+	(&box{t: t}).says(out.String(), "uplink none", "hook none", "daemon running",
+		"port 127.0.0.1:8080/tcp to 80 of default-box", "port 127.0.0.1:53/udp to 53 of default-box, which isn't served: address in use",
+		"blocked somebody's rules; change them", "broken a record")
 }
 
 func TestWriteDrops(t *testing.T) {
