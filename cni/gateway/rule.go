@@ -77,6 +77,18 @@ func state(bits uint32) []expr.Any {
 	}
 }
 
+// confirmed is the status bit of connections that are in the kernel's table, linux/netfilter/nf_conntrack_common.h.
+const confirmed = 1 << 3
+
+// first matches a connection's first packet. One that isn't answered stays new, whatever comes.
+func first() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+		masked(binaryutil.NativeEndian.PutUint32(confirmed)),
+		equal(make([]byte, 4)),
+	}
+}
+
 func address(offset uint32) *expr.Payload {
 	return &expr.Payload{Base: expr.PayloadBaseNetworkHeader, DestRegister: 1, Offset: offset, Len: 4}
 }

@@ -38,7 +38,7 @@ func ruleset(n *config.Network, onlyOurs bool) []chain {
 	}
 	return []chain{
 		{name: "arrive", rules: []rule{
-			rules(ipv4(), state(expr.CtStateBitNEW), moreThan(n.MaxFlows, connections), drop()),
+			rules(ipv4(), state(expr.CtStateBitNEW), first(), moreThan(n.MaxFlows, connections), drop()),
 			rules(marked(m.Proxy, m.Mask), protocol(unix.IPPROTO_TCP), tproxy(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), n.ProxyPort)), accept()),
 		}},
 		{name: "to-resolver", rules: []rule{
