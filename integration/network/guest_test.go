@@ -32,8 +32,8 @@ type sandbox struct {
 	execs   int
 }
 
-// network is what the guest is told.
-func network(mtu uint32) *api.Network {
+// card is what the guest is told.
+func card(mtu uint32) *api.Network {
 	return &api.Network{
 		Address: guestIP.String(), Gateway: gateway.String(), GatewayMac: gatewayMAC, Mtu: mtu, Nameservers: []string{gateway.String()},
 	}

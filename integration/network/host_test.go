@@ -1,13 +1,10 @@
 package network
 
 import (
-	"encoding/binary"
 	"io"
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +12,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/vmm"
 )
 
@@ -27,23 +25,18 @@ var (
 
 // host is a network namespace in the place of the host's, with a tap that leads to the machine. It ends with the test.
 type host struct {
-	ns  *os.File
+	*testhost.Namespace
 	tap *os.File
 	dev int // the tap's index
 }
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{}
-	must(t, onThread(func() (err error) {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		h.ns, err = os.Open("/proc/thread-self/ns/net")
-		return err
-	}))
-	t.Cleanup(func() { h.ns.Close() })
-	h.in(t, func() error {
+	ns, err := testhost.NewNamespace()
+	must(t, err)
+	t.Cleanup(func() { _ = ns.Close() })
+	h := &host{Namespace: ns}
+	must(t, h.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -65,9 +58,6 @@ func newHost(t *testing.T) *host {
 		h.dev = link.Attrs().Index
 		addr := &net.IPNet{IP: gateway.AsSlice(), Mask: net.CIDRMask(guestIP.Bits(), 32)}
 		for _, step := range []func() error{
-			func() error {
-				return os.WriteFile("/proc/sys/net/ipv6/conf/sandbox0/disable_ipv6", []byte("1"), 0)
-			},
 			func() error { return netlink.LinkSetHardwareAddr(link, gatewayMAC) },
 			func() error { return netlink.AddrAdd(link, &netlink.Addr{IPNet: addr}) },
 			func() error { return netlink.LinkSetUp(link) },
@@ -80,29 +70,8 @@ func newHost(t *testing.T) *host {
 			}
 		}
 		return nil
-	})
-	return h
-}
-
-// onThread calls do on a thread that ends with it.
-func onThread(do func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocks: the thread is spoilt
-		done <- do()
-	}()
-	return <-done
-}
-
-// in calls do in the namespace. Sockets that it makes stay there.
-func (h *host) in(t *testing.T, do func() error) {
-	t.Helper()
-	must(t, onThread(func() error {
-		if err := unix.Setns(int(h.ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		return do()
 	}))
+	return h
 }
 
 // listener is where the guest's connections come in. All waits end with the deadline.
@@ -114,10 +83,9 @@ type listener struct {
 func (h *host) listen(t *testing.T, limit time.Duration) *listener {
 	t.Helper()
 	l := &listener{deadline: time.Now().Add(limit)}
-	h.in(t, func() (err error) {
-		l.Listener, err = net.Listen("tcp4", net.JoinHostPort(gateway.String(), "0"))
-		return err
-	})
+	var err error
+	l.Listener, err = h.Listen("tcp4", net.JoinHostPort(gateway.String(), "0"))
+	must(t, err)
 	t.Cleanup(func() { l.Close() })
 	must(t, l.Listener.(*net.TCPListener).SetDeadline(l.deadline))
 	return l
@@ -156,10 +124,10 @@ func (l *listener) send(t *testing.T, data []byte) {
 func (h *host) serveDNS(t *testing.T) {
 	t.Helper()
 	var conn net.PacketConn
-	h.in(t, func() (err error) {
+	must(t, h.Do(func() (err error) {
 		conn, err = net.ListenPacket("udp4", net.JoinHostPort(gateway.String(), "53"))
 		return err
-	})
+	}))
 	t.Cleanup(func() { conn.Close() })
 	go func() {
 		b := make([]byte, 512)
@@ -187,87 +155,6 @@ func (h *host) serveDNS(t *testing.T) {
 			_, _ = conn.WriteTo(answer, from)
 		}
 	}()
-}
-
-// seen is what a sniffer has seen of one direction.
-type seen struct {
-	frames, partial int // partial: with a checksum that is still to be made
-	longest         int // frame
-	segment         int // the largest size of the segments that a frame is to be cut into
-	others          int // that are not IPv4
-}
-
-// sniffer looks at the tap's frames as the tap has them, before anything cuts them.
-type sniffer struct {
-	f *os.File
-
-	mu       sync.Mutex
-	from, to seen // the guest
-}
-
-func (h *host) sniff(t *testing.T) *sniffer {
-	t.Helper()
-	s := &sniffer{}
-	all := int(htons(unix.ETH_P_ALL))
-	h.in(t, func() error {
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, all)
-		if err != nil {
-			return err
-		}
-		s.f = os.NewFile(uintptr(fd), "packets")
-		t.Cleanup(func() { s.f.Close() })
-		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1); err != nil {
-			return err
-		}
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
-			return err
-		}
-		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ALL), Ifindex: h.dev})
-	})
-	go s.run()
-	return s
-}
-
-func htons(v uint16) uint16 { return v<<8 | v>>8 }
-
-func (s *sniffer) run() {
-	// struct virtio_net_hdr: flags and gso_type u8, hdr_len, gso_size, csum_start and csum_offset u16; in the host's order.
-	const header, needsSum = 10, 1
-	b := make([]byte, 128<<10)
-	for {
-		n, err := s.f.Read(b)
-		if err != nil {
-			return
-		}
-		if n < header+14 {
-			continue
-		}
-		frame := b[header:n]
-		s.mu.Lock()
-		d := &s.to
-		if string(frame[6:12]) == string(vmm.MAC) {
-			d = &s.from
-		}
-		d.frames++
-		d.longest = max(d.longest, len(frame))
-		d.segment = max(d.segment, int(binary.NativeEndian.Uint16(b[4:])))
-		if b[0]&needsSum != 0 {
-			d.partial++
-		}
-		if binary.BigEndian.Uint16(frame[12:]) != unix.ETH_P_IP {
-			d.others++
-		}
-		s.mu.Unlock()
-	}
-}
-
-// take returns what was seen since the last time.
-func (s *sniffer) take() (from, to seen) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	from, to = s.from, s.to
-	s.from, s.to = seen{}, seen{}
-	return from, to
 }
 
 func must(t *testing.T, err error) {

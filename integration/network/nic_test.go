@@ -1,5 +1,3 @@
-// Package network drives a machine's network card: the real launcher, Debian's kernel in a restored and jailed QEMU, the
-// agent, and a tap in a network namespace that stands for the host's.
 package network
 
 import (
@@ -17,7 +15,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"github.com/cubesandbox/cube/integration/stack"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/vmm"
 )
@@ -25,25 +22,11 @@ import (
 // testConfig is a configuration with directories of the test's own.
 func testConfig(t *testing.T) *config.Config {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("machines and network namespaces take root")
-	}
-	root, err := stack.Repository()
-	if err != nil {
-		t.Skip(err)
-	}
-	cfg, err := config.Load("")
-	must(t, err)
-	if artefacts := os.Getenv("CUBE_ARTEFACTS"); artefacts != "" {
-		cfg.Artefacts = artefacts
-	}
-	if _, err := os.Stat(cfg.GuestDir()); err != nil {
-		t.Skipf("no artefact: %v (make build)", err)
-	}
+	cfg := *s.Config
 	dir := t.TempDir()
-	cfg.StateDir, cfg.RunDir, cfg.BinDir = filepath.Join(dir, "state"), filepath.Join(dir, "run"), filepath.Join(root, "bin")
+	cfg.StateDir, cfg.RunDir = filepath.Join(dir, "state"), filepath.Join(dir, "run")
 	must(t, os.MkdirAll(cfg.StateDir, 0o700))
-	return cfg
+	return &cfg
 }
 
 const (
@@ -53,10 +36,12 @@ const (
 	header = 20 + 20 + 12
 )
 
+// TestNIC drives a machine's network card: the real launcher, Debian's kernel in a restored and jailed QEMU, the agent, and
+// a tap in a network namespace that stands for the host's.
 func TestNIC(t *testing.T) {
 	cfg, h := testConfig(t), newHost(t)
-	sniffer := h.sniff(t)
-	s := newSandbox(t, cfg, h.tap, network(1500))
+	sniffer := sniff(t, h.Namespace, h.dev, vmm.MAC)
+	s := newSandbox(t, cfg, h.tap, card(1500))
 	l := h.listen(t, cfg.Timeout(3*time.Minute))
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	must(t, err)
@@ -113,7 +98,7 @@ func TestNIC(t *testing.T) {
 		open := s.start(t, connect+" </dev/null")
 		c := l.accept(t)
 		must(t, exchange(c, open, "before"))
-		s.configure(t, network(1300))
+		s.configure(t, card(1300))
 		must(t, exchange(c, open, "after"))
 		sniffer.take()
 		out := s.start(t, connect+" -e cat /bin/busybox")
@@ -143,7 +128,7 @@ func TestNIC(t *testing.T) {
 		}
 	})
 	t.Run("the end", func(t *testing.T) {
-		s.configure(t, network(1500))
+		s.configure(t, card(1500))
 		_, err := s.guest.Shutdown(t.Context(), &emptypb.Empty{})
 		must(t, err)
 		must(t, s.guest.Close())

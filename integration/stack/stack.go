@@ -19,8 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cubesandbox/cube/cni/gateway"
-	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/internal/config"
 )
@@ -175,17 +173,8 @@ func Cache() string {
 // Stop takes the stack down, checks that nothing of it is left and removes its directory and its host.
 func (s *Stack) Stop() error {
 	var errs []error
-	purge := s.Cube("down", "--purge")
-	if strings.Contains(purge.Stderr, "flag provided but not defined") {
-		if purge = s.Cube("down"); purge.Err == nil {
-			purge.Err = s.Host.Do(func() error {
-				ctx := context.Background()
-				return errors.Join(network.New(s.Config).Down(ctx), gateway.Down(ctx, s.Config))
-			})
-		}
-	}
-	if purge.Err != nil {
-		errs = append(errs, fmt.Errorf("cube down --purge: %w", purge.Err))
+	if r := s.Cube("down", "--purge"); r.Err != nil {
+		errs = append(errs, fmt.Errorf("cube down --purge: %w", r.Err))
 	}
 	// A loop device goes with its last user; other tests' mount namespaces may have copied the mount for a moment.
 	leaks := s.Leaks()

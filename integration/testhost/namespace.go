@@ -18,8 +18,8 @@ type Namespace struct {
 	file *os.File
 }
 
-// newNamespace makes one whose loopback is up. IPv6 is off, as its addresses and routes come when they like.
-func newNamespace() (*Namespace, error) {
+// NewNamespace makes one whose loopback is up. IPv6 is off, as its addresses and routes come when they like.
+func NewNamespace() (*Namespace, error) {
 	n := &Namespace{}
 	return n, onThread(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

@@ -64,7 +64,7 @@ func New() (_ *Host, err error) {
 		}
 	}()
 	for _, n := range []**Namespace{&h.Namespace, &h.Router, &h.Neighbours, &h.Internet} {
-		if *n, err = newNamespace(); err != nil {
+		if *n, err = NewNamespace(); err != nil {
 			return nil, err
 		}
 	}
