@@ -7,27 +7,14 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/vmm"
 )
-
-// testConfig is a configuration with directories of the test's own.
-func testConfig(t *testing.T) *config.Config {
-	t.Helper()
-	cfg := *s.Config
-	dir := t.TempDir()
-	cfg.StateDir, cfg.RunDir = filepath.Join(dir, "state"), filepath.Join(dir, "run")
-	must(t, os.MkdirAll(cfg.StateDir, 0o700))
-	return &cfg
-}
 
 const (
 	copies = 8 // of busybox, to be sent: 15 MB
@@ -39,7 +26,8 @@ const (
 // TestNIC drives a machine's network card: the real launcher, Debian's kernel in a restored and jailed QEMU, the agent, and
 // a tap in a network namespace that stands for the host's.
 func TestNIC(t *testing.T) {
-	cfg, h := testConfig(t), newHost(t)
+	nothingLeft(t)
+	cfg, h := s.Config, newHost(t)
 	sniffer := sniff(t, h.Namespace, h.dev, vmm.MAC)
 	s := newSandbox(t, cfg, h.tap, card(1500))
 	l := h.listen(t, cfg.Timeout(3*time.Minute))
@@ -78,7 +66,7 @@ func TestNIC(t *testing.T) {
 		}
 		out.Close()
 		from, to := sniffer.take()
-		t.Logf("%d MB in %v; from the guest %+v, to it %+v", len(data)>>20, time.Since(began).Round(time.Millisecond), from, to)
+		t.Logf("%d MB in %v; from the guest %v; to it %v", len(data)>>20, time.Since(began).Round(time.Millisecond), from, to)
 		check(t, from, 1500)
 	})
 	t.Run("to the guest", func(t *testing.T) {
@@ -91,7 +79,7 @@ func TestNIC(t *testing.T) {
 			t.Errorf("digest %s, want %s, %v", got, want, err)
 		}
 		from, to := sniffer.take()
-		t.Logf("%d MB in %v; from the guest %+v, to it %+v", len(data)>>20, time.Since(began).Round(time.Millisecond), from, to)
+		t.Logf("%d MB in %v; from the guest %v; to it %v", len(data)>>20, time.Since(began).Round(time.Millisecond), from, to)
 		check(t, to, 1500)
 	})
 	t.Run("another MTU", func(t *testing.T) {

@@ -2,6 +2,7 @@ package network
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -21,6 +22,10 @@ type seen struct {
 	others          int            // that are not IPv4
 	hops            map[string]int // to which MAC addresses
 	sources         map[netip.Addr]int
+}
+
+func (s seen) String() string {
+	return fmt.Sprintf("%d frames, of at most %d bytes, %d without a checksum", s.frames, s.longest, s.partial)
 }
 
 // sniffer looks at a device's frames as the device has them, before anything cuts them.

@@ -1,8 +1,10 @@
 package network
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -69,8 +71,19 @@ func uplink(t *testing.T, x *box) {
 		t.Errorf("packets go to %v, the router has %s", from.hops, moved)
 	}
 
+	// The guest's MTU follows the uplink's.
+	for _, mtu := range []int{testhost.MTU - 100, testhost.MTU} {
+		must(t, s.Host.Do(func() error { return netlink.LinkSetMTU(up, mtu) }))
+		s.Eventually(t, patience, fmt.Sprintf("an MTU of %d", mtu), func() bool {
+			return x.sh(t, "cat /sys/class/net/eth0/mtu") == strconv.Itoa(mtu)
+		})
+	}
+
 	// Without a default route nothing leaves, and it is told why.
 	must(t, s.Host.Do(func() error { return dropRoute(netip.Prefix{}) }))
+	if r := s.Cube("network", "status"); !strings.Contains(r.Stdout, "none") || !strings.Contains(r.Stdout, "no default route") {
+		t.Errorf("cube network status: %+v", r)
+	}
 	r := s.Cube("network", "trace", x.id, target)
 	if r.Code == 0 || !strings.Contains(r.Stderr, "no default route") {
 		t.Errorf("cube network trace: %+v", r)
