@@ -1,11 +1,15 @@
 package stack
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/cubesandbox/cube/cni/network"
 )
 
 // Leaks lists what of this stack is on the host although it should be down: processes, mounts, loop devices, sockets. The
@@ -47,18 +51,34 @@ func (s *Stack) networkLeaks() ([]string, error) {
 }
 
 // VMLeaks lists what is left of machines while the stack runs and no container should: shims, QEMUs, the directories of
-// machines and pods, uid locks, and places in the network. Taps that are ready for the next ones are none.
+// machines and pods, uid locks, places in the network with their addresses and ports, and taps. Taps that are ready for the
+// next ones are none.
 func (s *Stack) VMLeaks() []string {
 	leaks := s.leakedProcesses("containerd-shim-cube-v2", "qemu-system")
-	network := s.Config.NetworkDir()
+	places := s.Config.NetworkDir()
 	for _, dir := range []string{
 		s.Config.VMDir(), s.Config.PodDir(), filepath.Join(s.Config.RunDir, "uids"),
-		filepath.Join(network, "attachments"), filepath.Join(network, "addresses"),
+		filepath.Join(places, "attachments"), filepath.Join(places, "addresses"), filepath.Join(places, "ports"),
 	} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			leaks = append(leaks, "file: "+filepath.Join(dir, e.Name()))
 		}
+	}
+	if s.Host == nil { // directories alone, without a network
+		return leaks
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.Config.Timeout(10*time.Second))
+	defer cancel()
+	err := s.Host.Do(func() error {
+		strays, err := network.New(s.Config).Strays(ctx)
+		for _, tap := range strays {
+			leaks = append(leaks, "tap: "+tap)
+		}
+		return err
+	})
+	if err != nil {
+		leaks = append(leaks, "taps, perhaps: "+err.Error())
 	}
 	return leaks
 }
