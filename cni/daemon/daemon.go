@@ -44,6 +44,7 @@ type Daemon struct {
 	dns      *dns.Server
 	ports    *ports.Server
 	drops    drops
+	blocked  []gateway.Finding // others' rules that stop sandboxes' packets
 	summary  string
 	open     undo.Stack
 
@@ -74,6 +75,9 @@ func (d *Daemon) Up(ctx context.Context) (err error) {
 		return err
 	}
 	d.ports = d.mapPorts()
+	if d.blocked, err = d.blockers(ctx); err != nil {
+		return err
+	}
 	d.summary = d.describe(d.gateway.Uplink)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+dropsPath, d.serveDrops)
@@ -81,6 +85,18 @@ func (d *Daemon) Up(ctx context.Context) (err error) {
 	d.handler.Store(mux)
 	d.open, u = u, undo.Stack{}
 	return nil
+}
+
+// blockers looks for others' rules that stop sandboxes' packets. They are the host's to change, and the network is up with
+// them: who runs a firewall may want it so.
+func (d *Daemon) blockers(ctx context.Context) (blocked []gateway.Finding, err error) {
+	found, err := gateway.Check(ctx, d.cfg)
+	for _, f := range found {
+		if f.Level == gateway.Blocked {
+			blocked = append(blocked, f)
+		}
+	}
+	return blocked, err
 }
 
 // explain adds the way out to what the kernel refuses.
@@ -128,6 +144,9 @@ func (d *Daemon) mapPorts() *ports.Server {
 // again.
 func (d *Daemon) Run(ctx context.Context) error {
 	d.warn(d.gateway.Uplink)
+	for _, f := range d.blocked {
+		d.log.Warn("others' rules stop sandboxes' packets: "+f.Detail, "remedy", f.Remedy)
+	}
 	g, running := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.dns.Serve(running) })
 	g.Go(func() error { return d.keepWarm(running) })
@@ -185,7 +204,11 @@ func (d *Daemon) describe(up gateway.Uplink) string {
 	if len(up.Devices) == 0 {
 		return fmt.Sprintf("network %s without internet: the host has no default route", d.cfg.Network.Pool)
 	}
-	return fmt.Sprintf("network %s by %s", d.cfg.Network.Pool, strings.Join(up.Devices, " and "))
+	s := fmt.Sprintf("network %s by %s", d.cfg.Network.Pool, strings.Join(up.Devices, " and "))
+	if len(d.blocked) > 0 {
+		s += ", where others' rules stop sandboxes' packets: `cube doctor` tells which"
+	}
+	return s
 }
 
 // ServeHTTP answers requests below /network/.
