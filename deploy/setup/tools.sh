@@ -4,12 +4,14 @@
 #   tools.sh lint       staticcheck, into the cache
 #   tools.sh generate   protoc's plug-ins, bpf2go and clang, into the cache
 #   tools.sh client     containerd's client suite, into the cache
+#   tools.sh cnitool    CNI's tool that calls plugins, into the cache
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lock
 
 containerd=v2.4.2
 runc=v1.5.2
 cni=v1.10.0
+cnitool=v1.3.1
 staticcheck=v0.8.2
 protoc_gen_go=v1.36.12
 protoc_gen_go_ttrpc=v1.2.9
@@ -106,7 +108,10 @@ client)
 	step "containerd $containerd's client suite" client_suite
 	stamp client "$key"
 	;;
+cnitool)
+	go_install "cnitool $cnitool" "$CUBE_CACHE/bin" "github.com/containernetworking/cni/cnitool@$cnitool"
+	;;
 *)
-	fail "usage: tools.sh run|lint|generate|client"
+	fail "usage: tools.sh run|lint|generate|client|cnitool"
 	;;
 esac
