@@ -49,12 +49,16 @@ type Daemon struct {
 	open     undo.Stack
 
 	handler atomic.Pointer[http.ServeMux] // nil before Up
-	refresh chan struct{}                 // has one where open places are to follow the host
+
+	// Each has one where there is something to do.
+	refresh     chan struct{} // open places are to follow the host
+	rules, rest chan struct{} // the gateway may have been changed: its rules, or the rest of it
 }
 
 // New does nothing yet.
 func New(cfg *config.Config, log *slog.Logger) *Daemon {
-	return &Daemon{cfg: cfg, log: log, network: network.New(cfg), refresh: make(chan struct{}, 1)}
+	one := func() chan struct{} { return make(chan struct{}, 1) }
+	return &Daemon{cfg: cfg, log: log, network: network.New(cfg), refresh: one(), rules: one(), rest: one()}
 }
 
 // Up brings the network up, in the network namespace of the calling thread, or takes over what there is of it: what is
@@ -157,6 +161,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 		"follow the uplink":           d.followUplink,
 		"follow the host's addresses": d.followAddresses,
 		"have sandboxes follow them":  d.followHost,
+		"watch what others change":    d.watchChanges,
+		"put in order what they have": d.mend,
 	} {
 		g.Go(func() error {
 			d.keep(running, what, f)

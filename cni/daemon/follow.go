@@ -12,13 +12,8 @@ import (
 	"github.com/cubesandbox/cube/cni/gateway"
 )
 
-// changed has all that is open follow the host, once for any number of changes.
-func (d *Daemon) changed() {
-	select {
-	case d.refresh <- struct{}{}:
-	default: // it is to be done anyway
-	}
-}
+// changed has all that is open follow the host.
+func (d *Daemon) changed() { signal(d.refresh) }
 
 // followUplink keeps MTUs at the uplink's.
 func (d *Daemon) followUplink(ctx context.Context) error {

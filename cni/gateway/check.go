@@ -15,7 +15,7 @@ type Level string
 
 // The levels.
 const (
-	Broken  Level = "broken"  // what Up made isn't in force; a further Up repairs it
+	Broken  Level = "broken"  // what Up made isn't in force; Repair and a further Up put it in order
 	Blocked Level = "blocked" // somebody else's rules stop sandboxes' packets
 	Hint    Level = "hint"    // it works, but not for all or not for long
 )
@@ -27,8 +27,8 @@ type Finding struct {
 	Remedy string // what to do about it
 }
 
-// repair is the remedy for what is broken.
-const repair = "start the stack again: cube up"
+// Mend is the remedy for what is broken.
+const Mend = "cube up puts it in order at once while it runs: start it, or see its log"
 
 // fewSandboxes is how many sandboxes at their limit the kernel's table of connections should hold.
 const fewSandboxes = 16
@@ -53,7 +53,7 @@ func Check(ctx context.Context, cfg *config.Config) ([]Finding, error) {
 			return nil, err
 		}
 		for _, d := range diff {
-			out = append(out, Finding{Broken, d, repair})
+			out = append(out, Finding{Broken, d, Mend})
 		}
 	}
 	if err := checkPool(h, n); err != nil {
@@ -107,8 +107,16 @@ func (r *record) diff(h *netlink.Handle, n *config.Network) ([]string, error) {
 		return nil, err
 	}
 	diff = append(diff, more...)
-	more, err = diffSteering(h, n)
-	return append(diff, more...), err
+	if more, err = diffSteering(h, n); err != nil {
+		return nil, err
+	}
+	diff = append(diff, more...)
+	if on, err := getSysctl(ipForward); err != nil {
+		return nil, err
+	} else if on != "1" {
+		diff = append(diff, "net.ipv4.ip_forward is "+on+": somebody has turned it off")
+	}
+	return diff, nil
 }
 
 // checkForwarding looks whether packets can get to the uplink and back.
@@ -122,13 +130,6 @@ func checkForwarding(h *netlink.Handle, rec *record) ([]Finding, error) {
 	}
 	if rec == nil {
 		return nil, nil
-	}
-	on, err := getSysctl(ipForward)
-	if err != nil {
-		return nil, err
-	}
-	if on != "1" {
-		return []Finding{{Broken, "net.ipv4.ip_forward is " + on + ": somebody has turned it off", repair + ", and set it in /etc/sysctl.d"}}, nil
 	}
 	var out []Finding
 	for _, d := range up.Devices {

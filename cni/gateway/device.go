@@ -61,6 +61,11 @@ func ensureDevice(h *netlink.Handle, n *config.Network, mtu int) (netlink.Link, 
 			return nil, err
 		}
 	}
+	if l.Attrs().MasterIndex != 0 {
+		if err := h.LinkSetNoMaster(l); err != nil {
+			return nil, fmt.Errorf("take %s out of another device: %w", n.Device, err)
+		}
+	}
 	if err := setMTU(h, l, peer, mtu); err != nil {
 		return nil, err
 	}

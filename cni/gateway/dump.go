@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"slices"
 
+	"github.com/containerd/errdefs"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -23,17 +25,22 @@ func dump(family byte, request int, attributes ...netlink.Attribute) ([]netlink.
 	if err != nil {
 		return nil, fmt.Errorf("encode a request to nftables: %w", err)
 	}
-	messages, err := c.Execute(netlink.Message{
-		Header: netlink.Header{
-			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | request),
-			Flags: netlink.Request | netlink.Dump,
-		},
-		Data: append([]byte{family, unix.NFNETLINK_V0, 0, 0}, data...), // struct nfgenmsg
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list nftables: %w", err)
+	for range lists {
+		messages, err := c.Execute(netlink.Message{
+			Header: netlink.Header{
+				Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | request),
+				Flags: netlink.Request | netlink.Dump,
+			},
+			Data: append([]byte{family, unix.NFNETLINK_V0, 0, 0}, data...), // struct nfgenmsg
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list nftables: %w", err)
+		}
+		if !slices.ContainsFunc(messages, func(m netlink.Message) bool { return m.Header.Flags&netlink.DumpInterrupted != 0 }) {
+			return messages, nil
+		}
 	}
-	return messages, nil
+	return nil, fmt.Errorf("list nftables: the rules change all the time: %w", errdefs.ErrUnavailable)
 }
 
 // attributes are those of one object. Nested ones are left as they are.
@@ -95,7 +102,12 @@ func inForce(table string) (string, error) {
 		{unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, []uint16{unix.NFTA_CHAIN_NAME, unix.NFTA_CHAIN_HOOK, unix.NFTA_CHAIN_POLICY, unix.NFTA_CHAIN_TYPE}},
 		{unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, []uint16{unix.NFTA_RULE_CHAIN, unix.NFTA_RULE_EXPRESSIONS}},
 	} {
-		messages, err := dump(unix.NFPROTO_INET, kind.request)
+		// Of others' rules there may be many. What else there is of a table that isn't there can't be asked for.
+		var only []netlink.Attribute
+		if kind.request == unix.NFT_MSG_GETRULE {
+			only = append(only, netlink.Attribute{Type: unix.NFTA_RULE_TABLE, Data: append([]byte(table), 0)})
+		}
+		messages, err := dump(unix.NFPROTO_INET, kind.request, only...)
 		if err != nil {
 			return "", err
 		}

@@ -26,9 +26,9 @@ type Gateway struct {
 	Index  int // of the device
 	Uplink     // as Watch saw it last
 
-	network config.Network
-	h       *netlink.Handle
-	events  *mdl.Conn
+	cfg    *config.Config
+	h      *netlink.Handle
+	events *mdl.Conn
 }
 
 // Up puts the gateway in force, whatever there is of it already, and what is right stays untouched: connections go on.
@@ -48,7 +48,7 @@ func Up(ctx context.Context, cfg *config.Config) (_ *Gateway, err error) {
 	defer u.Run(&err)
 	u.Push(func() error { return removeDir(cfg.NetworkDir()) })
 	u.Push(func() error { h.Close(); return nil })
-	g := &Gateway{network: cfg.Network, h: h}
+	g := &Gateway{cfg: cfg, h: h}
 	if g.events, err = subscribe(); err != nil {
 		return nil, err
 	}
@@ -77,47 +77,44 @@ func Up(ctx context.Context, cfg *config.Config) (_ *Gateway, err error) {
 		}
 		u.Push(func() error { return errors.Join(rec.remove(h), removeRecord(cfg.NetworkDir())) })
 	}
-	if err := rec.ensure(h, n, cfg.NetworkDir(), g); err != nil {
+	if g.Index, g.Uplink, err = rec.ensure(h, n, cfg.NetworkDir()); err != nil {
 		return nil, err
 	}
 	return g, nil
 }
 
-// ensure has all of it in force, from the inside out: no packet comes in before the device is up, and that is last.
-func (r *record) ensure(h *netlink.Handle, n *config.Network, dir string, g *Gateway) error {
+// ensure has all of it in force, from the inside out: no packet comes in before the device is up, and that is last. It
+// returns the device's index.
+func (r *record) ensure(h *netlink.Handle, n *config.Network, dir string) (index int, up Uplink, err error) {
 	r.Network = *n
 	if r.Forwarding == nil {
-		f, err := observeForwarding()
-		if err != nil {
-			return err
+		if r.Forwarding, err = observeForwarding(); err != nil {
+			return 0, up, err
 		}
-		r.Forwarding = f
 	}
 	if err := r.write(dir); err != nil {
-		return err
+		return 0, up, err
 	}
 	if err := r.ensureRules(n); err != nil {
-		return err
+		return 0, up, err
 	}
 	if err := r.write(dir); err != nil {
-		return err
+		return 0, up, err
 	}
 	if err := ensureSteering(h, n); err != nil {
-		return err
+		return 0, up, err
 	}
 	if err := setSysctl(ipForward, "1"); err != nil {
-		return err
+		return 0, up, err
 	}
-	up, err := lookUplink(h)
-	if err != nil {
-		return err
+	if up, err = lookUplink(h); err != nil {
+		return 0, up, err
 	}
 	l, err := ensureDevice(h, n, up.MTU)
 	if err != nil {
-		return err
+		return 0, up, err
 	}
-	g.Index, g.Uplink = l.Attrs().Index, up
-	return nil
+	return l.Attrs().Index, up, nil
 }
 
 // ensureRules installs the rules where other ones are in force.
@@ -155,7 +152,7 @@ func checkTable(h *netlink.Handle, n *config.Network) error {
 	return err
 }
 
-// Close releases what the process holds, and leaves all in force. Not during Watch.
+// Close releases what the process holds, and leaves all in force. Not during Watch or Repair.
 func (g *Gateway) Close() error {
 	g.h.Close()
 	if err := g.events.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {

@@ -112,7 +112,7 @@ func TestHalvesOfTheDefaultRoute(t *testing.T) {
 	h.down()
 }
 
-// What somebody takes away or changes is found, and made right by Up.
+// What somebody takes away or changes is found, and made right by Up, and by Repair where it is no other configuration.
 func TestRepair(t *testing.T) {
 	for _, tc := range []struct {
 		name, found string
@@ -174,19 +174,53 @@ func TestRepair(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			h := newHost(t)
 			before := snapshot(t)
-			h.up()
+			g := h.up()
 			tc.change(h, link(t, h.cfg.Network.Device))
 			if f := h.found(Broken); !slices.ContainsFunc(f, func(f Finding) bool { return strings.Contains(f.Detail, tc.found) }) {
 				t.Errorf("found %+v, want %q", f, tc.found)
 			}
-			h.up()
+			was, err := g.Repair(t.Context())
+			must(t, err)
+			if tc.name == "another configuration" {
+				if len(was) > 0 {
+					t.Errorf("repaired %q", was)
+				}
+				h.up()
+			} else {
+				if !slices.ContainsFunc(was, func(was string) bool { return strings.Contains(was, tc.found) }) {
+					t.Errorf("repaired %q, want %q", was, tc.found)
+				}
+				if l := link(t, h.cfg.Network.Device); g.Index != l.Attrs().Index {
+					t.Errorf("device %d after Repair, not %d", g.Index, l.Attrs().Index)
+				}
+				if again, err := g.Repair(t.Context()); err != nil || len(again) > 0 {
+					t.Errorf("repaired again: %q, %v", again, err)
+				}
+			}
 			if f := h.found(Broken, Blocked); len(f) > 0 {
-				t.Errorf("found %+v after Up", f)
+				t.Errorf("found %+v when it was repaired", f)
 			}
 			h.down()
+			if was, err := g.Repair(t.Context()); err != nil || len(was) > 0 {
+				t.Errorf("repaired %q after Down, %v", was, err)
+			}
 			must(t, setSysctl(ipForward, "1")) // as it was, for those who have turned it off
 			same(t, before, snapshot(t))
 		})
+	}
+}
+
+// A device that somebody has put into a bridge comes out of it.
+func TestBridged(t *testing.T) {
+	h := newHost(t)
+	g := h.up()
+	must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "theirs"}}))
+	must(t, netlink.LinkSetMaster(link(t, h.cfg.Network.Device), link(t, "theirs")))
+	if was, err := g.Repair(t.Context()); err != nil || len(was) != 1 || !strings.Contains(was[0], "is part of another device") {
+		t.Errorf("repaired %q, %v", was, err)
+	}
+	if f := h.found(Broken); len(f) > 0 {
+		t.Errorf("found %+v", f)
 	}
 }
 

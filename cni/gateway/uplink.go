@@ -105,17 +105,17 @@ func (g *Gateway) Watch(ctx context.Context, changed func(Uplink)) error {
 	}
 }
 
-// follow sets the device's MTU to the uplink's. A device that isn't there is Check's to report.
+// follow sets the device's MTU to the uplink's. A device that isn't there is Repair's.
 func (g *Gateway) follow() (Uplink, error) {
 	up, err := lookUplink(g.h)
 	if err != nil {
 		return up, err
 	}
-	l, err := find(g.h, g.network.Device)
+	l, err := find(g.h, g.cfg.Network.Device)
 	if err != nil || !ours(l) {
 		return up, err
 	}
-	peer, err := find(g.h, peerOf(g.network.Device))
+	peer, err := find(g.h, peerOf(g.cfg.Network.Device))
 	if err != nil || peer == nil {
 		return up, err
 	}

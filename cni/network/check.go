@@ -135,6 +135,20 @@ func (n *Network) Check(ctx context.Context, id, network, ifName string, remembe
 	return s.checkPorts(ctx, a)
 }
 
+// CheckGateway verifies that the gateway device runs the datapath's program; errdefs.ErrFailedPrecondition if not,
+// errdefs.ErrUnavailable if the network isn't up.
+func (n *Network) CheckGateway(ctx context.Context) (err error) {
+	s, err := n.beginUp(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.end(&err)
+	if err := s.datapath.CheckGateway(); err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
 // Status says why nothing could be opened, errdefs.ErrUnavailable or errdefs.ErrResourceExhausted, or why what is opened
 // has not all of the network, errdefs.ErrFailedPrecondition.
 func (n *Network) Status(ctx context.Context) (err error) {

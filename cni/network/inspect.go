@@ -130,7 +130,7 @@ func (n *Network) Overview(ctx context.Context) (_ *Overview, err error) {
 		return nil, err
 	}
 	if err := s.datapath.CheckGateway(); err != nil {
-		o.Findings = append(o.Findings, Finding{Level: gateway.Broken, Detail: err.Error(), Remedy: "start the stack again: cube up"})
+		o.Findings = append(o.Findings, Finding{Level: gateway.Broken, Detail: err.Error(), Remedy: gateway.Mend})
 	}
 	free, err := s.names(freeDir)
 	if err != nil {
