@@ -87,6 +87,9 @@ func TestKillMatrix(t *testing.T) {
 // code is what the container ends with by itself.
 const code = 7
 
+// networked is the annotation by which its shim opens a place in the network, and closes it.
+const networked = `io.cube.network={"policy":{"default":"allow"}}`
+
 // runner is a client that runs a container, which ends as soon as it has been told to.
 type runner struct {
 	*life
@@ -116,7 +119,7 @@ func (r *runner) returns(t *testing.T) {
 func run(t *testing.T, id string) *runner {
 	t.Helper()
 	r := &runner{life: watch(t, id), ended: make(chan struct{}), cube: readiness().PID}
-	r.cmd = s.Command("ctr", "run", "--runtime", "io.cube.v2", "--snapshotter", "cube", stack.Image, id,
+	r.cmd = s.Command("ctr", "run", "--runtime", "io.cube.v2", "--snapshotter", "cube", "--annotation", networked, stack.Image, id,
 		"sh", "-c", fmt.Sprintf("echo up; read line; exit %d", code))
 	stdin, err := r.cmd.StdinPipe()
 	if err != nil {
