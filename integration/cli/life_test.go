@@ -246,9 +246,9 @@ func TestExistingContainerd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	socket, file := filepath.Join(dir, "c.sock"), filepath.Join(dir, "cube.toml")
+	socket, file, run := filepath.Join(dir, "c.sock"), filepath.Join(dir, "cube.toml"), "/run/"+filepath.Base(dir)
 	conf := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nartefacts = %q\n[containerd]\naddress = %q\n[store]\nsize = '3GiB'\ndisk_size = '1GiB'\n",
-		dir+"/state", "/run/"+filepath.Base(dir), s.Config.Artefacts, socket)
+		dir+"/state", run, s.Config.Artefacts, socket)
 	if err := os.WriteFile(file, []byte(conf), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -292,6 +292,15 @@ func TestExistingContainerd(t *testing.T) {
 	}
 	ctr("task", "rm", "-f", "neighbour")
 	ctr("container", "rm", "neighbour")
+	if r := cube("down", "--purge"); r.Err != nil {
+		t.Error(r.Err)
+	}
+	if left, err := host.Left(); err != nil || len(left) > 0 {
+		t.Errorf("left on the host: %q, %v", left, err)
+	}
+	if _, err := os.Stat(run); err == nil {
+		t.Errorf("left: %s", run)
+	}
 }
 
 // startContainerd runs a containerd of somebody else's, who has Cube's shim in the PATH.
