@@ -1,10 +1,8 @@
 package policy
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
-	"strconv"
 
 	"github.com/containerd/errdefs"
 )
@@ -46,66 +44,41 @@ func (p Policy) MarshalJSON() ([]byte, error) {
 // What it doesn't know, or what is there twice, it refuses, with errdefs.ErrInvalidArgument and the entry's name: a rule that
 // is misspelt must not be one that isn't there. Whether addresses and ports are right is Compile's to say.
 func (p *Policy) UnmarshalJSON(b []byte) error {
-	var byDefault *string
-	var allow, deny []json.RawMessage
-	if err := object(b, map[string]any{"default": &byDefault, "allow": &allow, "deny": &deny}); err != nil {
+	var in struct {
+		Default *string           `json:"default"`
+		Allow   []json.RawMessage `json:"allow"`
+		Deny    []json.RawMessage `json:"deny"`
+	}
+	if err := object(b, &in, "default", "allow", "deny"); err != nil {
 		return fmt.Errorf("policy: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
-	if byDefault == nil {
+	if in.Default == nil {
 		return fmt.Errorf("policy: default is missing: it is allow or deny: %w", errdefs.ErrInvalidArgument)
 	}
-	read := Policy{}
-	switch *byDefault {
+	var read Policy
+	if n := len(in.Allow) + len(in.Deny); n > 0 {
+		read.Rules = make([]Rule, 0, n)
+	}
+	switch *in.Default {
 	case Direct.String():
 		read.Default = Direct
 	case Deny.String():
 		read.Default = Deny
 	default:
-		return fmt.Errorf("policy: default %q: it is allow or deny: %w", *byDefault, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("policy: default %q: it is allow or deny: %w", *in.Default, errdefs.ErrInvalidArgument)
 	}
 	for _, list := range []struct {
 		says    Action
 		entries []json.RawMessage
-	}{{Direct, allow}, {Deny, deny}} {
+	}{{Direct, in.Allow}, {Deny, in.Deny}} {
 		for i, raw := range list.entries {
-			r := Rule{Action: list.says}
-			if err := object(raw, map[string]any{"to": &r.To, "ports": &r.Ports, "protocol": &r.Protocol}); err != nil {
+			var e entry
+			if err := object(raw, &e, "to", "ports", "protocol"); err != nil {
 				return fmt.Errorf("policy: %s, entry %d: %w: %w", list.says, i+1, err, errdefs.ErrInvalidArgument)
 			}
-			read.Rules = append(read.Rules, r)
+			read.Rules = append(read.Rules, Rule{Action: list.says, To: e.To, Ports: e.Ports, Protocol: e.Protocol})
 		}
 	}
 	*p = read
 	return nil
-}
-
-// object reads the fields of an object, each at most once and by its exact name, which encoding/json leaves open.
-func object(b []byte, fields map[string]any) error {
-	d := json.NewDecoder(bytes.NewReader(b))
-	if t, err := d.Token(); err != nil {
-		return err
-	} else if t != json.Delim('{') {
-		return fmt.Errorf("it takes an object, not %s", short(string(b)))
-	}
-	seen := map[string]bool{}
-	for d.More() {
-		key, err := d.Token()
-		if err != nil {
-			return err
-		}
-		name := key.(string) // between values of an object there is nothing else
-		to, known := fields[name]
-		switch {
-		case !known:
-			return fmt.Errorf("there is no field %s", short(strconv.Quote(name)))
-		case seen[name]:
-			return fmt.Errorf("field %s is there twice", name)
-		}
-		seen[name] = true
-		if err := d.Decode(to); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-	}
-	_, err := d.Token()
-	return err
 }

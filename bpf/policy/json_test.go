@@ -11,8 +11,12 @@ import (
 
 func TestJSON(t *testing.T) {
 	for text, want := range map[string]Policy{
-		`{"default":"allow"}`:                       {Default: Direct},
-		`{"default":"deny","allow":null,"deny":[]}`: {},
+		`{"default":"allow"}`:                                                   {Default: Direct},
+		`{"default":"deny","allow":null,"deny":[]}`:                             {},
+		" { \"deny\" :\n[ ] ,\t\"allow\" : null , \"default\" : \"deny\" }\r\n": {},
+		`{"default":"deny","allow":[{"to":"a\"},{\\","ports":["]}","\\\""],"protocol":"{"}]}`: {Rules: []Rule{
+			{Action: Direct, To: `a"},{\`, Ports: []string{"]}", `\"`}, Protocol: "{"},
+		}},
 		`{"default":"deny","deny":[{"to":"1.2.0.0/16"}],"allow":[{"to":"1.0.0.0/8","ports":["443","8000-8010"],"protocol":"tcp"},{"to":"2.0.0.0/8"}]}`: {Rules: []Rule{
 			{Action: Direct, To: "1.0.0.0/8", Ports: []string{"443", "8000-8010"}, Protocol: "tcp"},
 			{Action: Direct, To: "2.0.0.0/8"},
@@ -51,6 +55,10 @@ func TestJSONRefusals(t *testing.T) {
 		{"a port that is a number", `{"default":"allow","deny":[{"to":"1.0.0.0/8","ports":[443]}]}`, "deny, entry 1: ports:"},
 		{"an entry that is no object", `{"default":"allow","deny":["1.0.0.0/8"]}`, "deny, entry 1: it takes an object"},
 		{"an address twice", `{"default":"deny","allow":[{"to":"1.0.0.0/8","to":"0.0.0.0/0"}]}`, "allow, entry 1: field to is there twice"},
+		{"a name with an escape", `{"default":"allow","\u0064eny":[]}`, `no field "\\u0064eny"`},
+		{"a number in the end", `{"default":"allow","deny":1}`, "deny: it can't be"},
+		{"a word before more", `{"default":"allow","deny": true ,"allow":[]}`, "deny: it can't be"},
+		{"an object in a list's place", `{"default":"allow","deny":{"a":[{}]},"allow":[]}`, "deny: it can't be"},
 		{"a list", `[]`, "it takes an object"},
 		{"null", `null`, "it takes an object"},
 		{"a long name", `{"` + strings.Repeat("x", 1000) + `":1}`, "…"},
