@@ -99,26 +99,67 @@ func TestConnections(t *testing.T) {
 
 // TestClients: there are so many at a time, by UDP, and those who are silent are forgotten.
 func TestClients(t *testing.T) {
-	f := serve(t, 200) // after 0.6 s
+	t.Run("so many", func(t *testing.T) {
+		f := serve(t, 1)
+		guest := listenUDP(t, f)
+		first, err := net.Dial("udp4", "127.0.0.1:8080")
+		testnet.Must(t, err)
+		defer first.Close()
+		exchange(t, first)
+		knock(t)
+		exchange(t, first) // all before have been looked at
+		if n := guest.clients(); n < 2 || n > 256 {
+			t.Errorf("the guest has %d clients", n)
+		}
+	})
+	t.Run("and others when they are forgotten", func(t *testing.T) {
+		f := serve(t, 200) // after 0.6 s
+		listenUDP(t, f)
+		knock(t)
+		if got := ask(t, "127.0.0.1:8080", []byte("?")); got != "!" {
+			t.Errorf("the answer is %q", got)
+		}
+	})
+}
+
+// udpGuest is a sandbox that answers, and remembers whom.
+type udpGuest struct {
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+func (g *udpGuest) clients() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.seen)
+}
+
+func listenUDP(t *testing.T, f *fixture) *udpGuest {
+	t.Helper()
 	testnet.Must(t, f.give("a", "127.0.1.1", udp("127.0.0.1", 8080, 80)))
-	guest, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 1, 1), Port: 80})
+	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 1, 1), Port: 80})
 	testnet.Must(t, err)
-	defer guest.Close()
-	var mu sync.Mutex
-	seen := map[string]bool{}
+	t.Cleanup(func() { c.Close() })
+	g := &udpGuest{seen: map[string]bool{}}
 	go func() {
 		b := make([]byte, 100)
 		for {
-			_, from, err := guest.ReadFromUDPAddrPort(b)
+			_, from, err := c.ReadFromUDPAddrPort(b)
 			if err != nil {
 				return
 			}
-			mu.Lock()
-			seen[from.String()] = true
-			mu.Unlock()
-			_, _ = guest.WriteToUDPAddrPort([]byte("!"), from)
+			g.mu.Lock()
+			g.seen[from.String()] = true
+			g.mu.Unlock()
+			_, _ = c.WriteToUDPAddrPort([]byte("!"), from)
 		}
 	}()
+	return g
+}
+
+// knock is 400 clients that ask once.
+func knock(t *testing.T) {
+	t.Helper()
 	for range 400 {
 		c, err := net.Dial("udp4", "127.0.0.1:8080")
 		testnet.Must(t, err)
@@ -126,14 +167,22 @@ func TestClients(t *testing.T) {
 		testnet.Must(t, err)
 		c.Close()
 	}
-	mu.Lock()
-	if n := len(seen); n == 0 || n > 256 {
-		t.Errorf("the guest has %d clients", n)
+}
+
+// exchange asks until there is an answer, as datagrams may be lost.
+func exchange(t *testing.T, c net.Conn) {
+	t.Helper()
+	for end := time.Now().Add(wait); time.Now().Before(end); {
+		_, err := c.Write([]byte("?"))
+		testnet.Must(t, err)
+		testnet.Must(t, c.SetReadDeadline(time.Now().Add(wait/100)))
+		if _, err := c.Read(make([]byte, 10)); err == nil {
+			return
+		} else if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal(err)
+		}
 	}
-	mu.Unlock()
-	if got := ask(t, "127.0.0.1:8080", []byte("?")); got != "!" { // when the others are forgotten
-		t.Errorf("the answer is %q", got)
-	}
+	t.Fatal("a client isn't answered")
 }
 
 // TestEnds: each side's end and reset is the other's.
