@@ -130,10 +130,14 @@ func (k *talk) look(t *testing.T) gaps {
 	return g
 }
 
-// heard is how many lines there were.
-func (k *talk) heard() int {
+// heard is how many lines there were of one that goes on.
+func (k *talk) heard(t *testing.T) int {
+	t.Helper()
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.err != nil {
+		t.Fatalf("%s has ended: %v", k.name, k.err)
+	}
 	return k.next
 }
 
@@ -141,17 +145,12 @@ func (k *talk) heard() int {
 func goOn(t *testing.T, talks ...*talk) {
 	t.Helper()
 	const more = 20
+	until := map[*talk]int{}
 	for _, k := range talks {
-		had := k.heard()
-		s.Eventually(t, patience, fmt.Sprintf("%d more lines of %s", more, k.name), func() bool {
-			k.mu.Lock()
-			err := k.err
-			k.mu.Unlock()
-			if err != nil {
-				t.Fatalf("%s has ended: %v", k.name, err)
-			}
-			return k.heard() >= had+more
-		})
+		until[k] = k.heard(t) + more
+	}
+	for k, n := range until {
+		s.Eventually(t, patience, fmt.Sprintf("%d more lines of %s", more, k.name), func() bool { return k.heard(t) >= n })
 	}
 }
 
