@@ -30,7 +30,7 @@ func (s *service) Quiesce(ctx context.Context, _ *emptypb.Empty) (*emptypb.Empty
 	if err := modules.Load(ctx, forShares...); err != nil {
 		return nil, err
 	}
-	if err := modules.Unmount(); err != nil {
+	if err := errors.Join(modules.Unmount(), rehearse()); err != nil {
 		return nil, err
 	}
 	debug.FreeOSMemory()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -100,6 +101,57 @@ func serve(t *testing.T, log *events.Log) (api.AgentClient, *mux.Session) {
 		}
 	})
 	return api.NewAgentClient(ttrpc.NewClient(s.Control())), s
+}
+
+// hosts is the guest's end of a channel at whose other end one host takes the place of another, unseen.
+type hosts struct {
+	io.Reader
+	ends []net.Conn
+}
+
+func (h hosts) Write(b []byte) (n int, err error) {
+	for _, end := range h.ends {
+		if n, err = end.Write(b); err == nil {
+			return n, nil
+		}
+	}
+	return n, err
+}
+
+// A session that is replaced, as after a restore, ends as if its host had hung up: ttrpc says nothing of that.
+func TestReplacedSessionEnds(t *testing.T) {
+	h1, g1 := net.Pipe()
+	h2, g2 := net.Pipe()
+	t.Cleanup(func() { _, _, _, _ = h1.Close(), g1.Close(), h2.Close(), g2.Close() })
+	ends := make(chan error, 2)
+	go func() {
+		_ = mux.Serve(hosts{io.MultiReader(g1, g2), []net.Conn{g1, g2}}, func(s *mux.Session) {
+			conn, err := (&controlListener{session: s}).Accept()
+			if err == nil {
+				_, err = conn.Read(make([]byte, 1))
+			}
+			ends <- err
+		})
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, h := range []net.Conn{h1, h2} {
+		s, err := mux.Connect(ctx, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h == h1 {
+			_ = s.Close()
+		}
+	}
+	select {
+	case err := <-ends:
+		if err != io.EOF {
+			t.Errorf("the replaced session's reader got %v", err)
+		}
+	case <-ctx.Done():
+		t.Fatal("the replaced session doesn't end")
+	}
 }
 
 func TestCalls(t *testing.T) {
