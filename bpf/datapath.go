@@ -62,6 +62,9 @@ func Open(cfg Config) (_ *Datapath, err error) {
 		return nil, fmt.Errorf("the maps in %s are of another version's making; stop all sandboxes and remove the datapath: %w: %w", cfg.Dir, err, errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
+		if unfit := CheckKernel(); unfit != nil {
+			err = unfit // the kernel's words are long, and don't say it
+		}
 		return nil, fmt.Errorf("load the datapath: %w", err)
 	}
 	u.Push(d.Close)

@@ -265,6 +265,8 @@ func TestRefused(t *testing.T) {
 	}{
 		"capability": {func(*testing.T) {}, []string{"setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-net_admin"},
 			[]string{"operation not permitted", "CAP_NET_ADMIN", "run cube up as the host's root"}},
+		"kernel's types": {func(*testing.T) {}, []string{"unshare", "--mount", "sh", "-c", "mount -t tmpfs none /sys/kernel/btf && exec \"$0\""},
+			[]string{"load the datapath: the kernel doesn't show its types (BTF)", "CONFIG_DEBUG_INFO_BTF"}},
 		"overlap": {func(t *testing.T) {
 			testnet.Must(t, netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(10, 200, 7, 0), Mask: net.CIDRMask(24, 32)}, Gw: net.IPv4(198, 51, 100, 9)}))
 		}, nil, []string{"10.200.7.0/24 via 198.51.100.9 dev up0", "set network.pool"}},

@@ -241,7 +241,7 @@ func TestQuarrel(t *testing.T) {
 		c.FlushRuleset()
 		testnet.Must(t, c.Flush())
 		broken = broken || errdefs.IsUnavailable(h.Status(t.Context()))
-		return strings.Count(p.logged(), "again and again") >= 2
+		return strings.Count(p.logged(), "again and again") >= 3
 	})
 	rounds := strings.Count(p.logged(), "nftables table inet cube is missing")
 	// The first pause is 200 ms, and each is twice the one before.

@@ -160,23 +160,12 @@ func (n *Network) Status(ctx context.Context) (err error) {
 	if err := s.datapath.CheckGateway(); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
 	}
-	taps, err := s.names(tapsDir)
+	full, err := s.full()
 	if err != nil {
 		return err
 	}
-	free, err := s.names(freeDir)
-	if err != nil {
-		return err
-	}
-	addresses, err := s.names(addressesDir)
-	if err != nil {
-		return err
-	}
-	if len(taps) >= bpf.MaxSandboxes && len(free) == 0 {
-		return fmt.Errorf("all %d taps are in use: %w", bpf.MaxSandboxes, errdefs.ErrResourceExhausted)
-	}
-	if most := 1<<(32-n.cfg.Network.Pool.Bits()) - 3; len(addresses) >= most { // without the first, the last and the gateway's
-		return fmt.Errorf("all %d addresses of network.pool %s are in use: %w", most, n.cfg.Network.Pool, errdefs.ErrResourceExhausted)
+	if full != nil {
+		return fmt.Errorf("%s; %s: %w", full.Detail, full.Remedy, errdefs.ErrResourceExhausted)
 	}
 	found, err := gateway.Check(ctx, n.cfg)
 	if err != nil {
@@ -190,4 +179,25 @@ func (n *Network) Status(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// full says what there is no more of; nil: nothing.
+func (s *session) full() (*Finding, error) {
+	count := map[string]int{}
+	for _, dir := range []string{tapsDir, freeDir, addressesDir} {
+		names, err := s.names(dir)
+		if err != nil {
+			return nil, err
+		}
+		count[dir] = len(names)
+	}
+	pool := s.cfg.Network.Pool
+	most := 1<<(32-pool.Bits()) - 3 // without the first, the last and the gateway's
+	switch {
+	case count[tapsDir] >= bpf.MaxSandboxes && count[freeDir] == 0:
+		return &Finding{gateway.Hint, fmt.Sprintf("all %d taps are in use", bpf.MaxSandboxes), "end sandboxes: no host has more"}, nil
+	case count[addressesDir] >= most:
+		return &Finding{gateway.Hint, fmt.Sprintf("all %d addresses of network.pool %s are in use", most, pool), "end sandboxes, or set network.pool to a larger network"}, nil
+	}
+	return nil, nil
 }

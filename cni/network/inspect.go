@@ -132,6 +132,11 @@ func (n *Network) Overview(ctx context.Context) (_ *Overview, err error) {
 	if err := s.datapath.CheckGateway(); err != nil {
 		o.Findings = append(o.Findings, Finding{Level: gateway.Broken, Detail: err.Error(), Remedy: gateway.Mend})
 	}
+	if full, err := s.full(); err != nil {
+		return nil, err
+	} else if full != nil {
+		o.Findings = append(o.Findings, *full)
+	}
 	free, err := s.names(freeDir)
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/cni/gateway"
 	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/testnet"
 )
@@ -316,6 +317,9 @@ func TestExhausted(t *testing.T) {
 	}
 	if _, err := h.Open(t.Context(), request("b")); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("one more: %v", err)
+	}
+	if o, err := h.Overview(t.Context()); err != nil || len(o.Findings) != 1 || o.Findings[0].Level != gateway.Hint || !strings.Contains(o.Findings[0].Detail, "addresses of network.pool") {
+		t.Errorf("Overview says %+v (%v)", o, err)
 	}
 	if err := h.Status(t.Context()); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("status %v", err)

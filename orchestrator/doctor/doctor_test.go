@@ -11,6 +11,7 @@ import (
 
 	"github.com/docker/go-units"
 
+	datapath "github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/cni/gateway"
 	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
@@ -77,6 +78,9 @@ func TestJudge(t *testing.T) {
 		{"no xfs needed", func(_ *config.Config, f *Facts) { f.FileSystems = []string{"ext4"}; f.Store.Kind = store.Directory }, OK, "file systems", "ext4"},
 		{"no tun", func(_ *config.Config, f *Facts) { f.TUN = no }, Fail, "tun", "modprobe tun"},
 		{"no bpf", func(_ *config.Config, f *Facts) { f.BPF.Err = no }, Fail, "bpf", "CONFIG_BPF_SYSCALL"},
+		{"unfit for the datapath", func(_ *config.Config, f *Facts) {
+			f.BPF.Unfit = &datapath.Unfit{Lacks: "no BTF", Remedy: "another kernel"}
+		}, Fail, "bpf", "no BTF another kernel"},
 		{"no tcx", func(_ *config.Config, f *Facts) { f.BPF.TCX = false }, OK, "bpf", "filters"},
 		{"network to come", func(*config.Config, *Facts) {}, OK, "network", "`cube up` sets it up, with the pool 10.200.0.0/16"},
 		{"network", func(_ *config.Config, f *Facts) { f.Network.Overview = overview(); f.Sockets = up() }, OK, "network", "cube-gw at 10.200.255.254 with an MTU of 1500, by eth0, programs by tcx; 2 open, 1 closed, 8 taps ready"},

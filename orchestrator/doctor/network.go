@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/containerd/errdefs"
 
+	datapath "github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/cni/gateway"
 	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
@@ -27,8 +28,9 @@ type Network struct {
 
 // BPF is what the kernel runs programs by.
 type BPF struct {
-	TCX bool  // or filters
-	Err error // why it runs none
+	TCX   bool            // or filters
+	Err   error           // why it runs none
+	Unfit *datapath.Unfit // why it doesn't run the datapath's
 }
 
 func lookAtNetwork(ctx context.Context, cfg *config.Config) (n Network) {
@@ -57,13 +59,15 @@ func bpf() BPF {
 	}
 	defer p.Close()
 	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p, Attach: ebpf.AttachTCXIngress})
-	return BPF{TCX: !errors.Is(err, ebpf.ErrNotSupported)}
+	return BPF{TCX: !errors.Is(err, ebpf.ErrNotSupported), Unfit: datapath.CheckKernel()}
 }
 
 func judgeNetwork(cfg *config.Config, f Facts, add func(Level, string, string, string)) {
 	switch {
 	case f.BPF.Err != nil:
 		add(Fail, "bpf", "programs can't be loaded: "+f.BPF.Err.Error(), "a kernel with CONFIG_BPF_SYSCALL, and root; sandboxes' packets go by such programs")
+	case f.BPF.Unfit != nil:
+		add(Fail, "bpf", f.BPF.Unfit.Lacks, f.BPF.Unfit.Remedy)
 	case f.BPF.TCX:
 		add(OK, "bpf", "programs can be loaded, and attached by TCX", "")
 	default:
