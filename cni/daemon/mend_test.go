@@ -27,6 +27,7 @@ import (
 type far struct {
 	denied netip.AddrPort
 	heard  atomic.Uint64
+	talks  atomic.Pointer[net.TCPConn] // the last one
 }
 
 // internet is behind the host's uplink.
@@ -73,9 +74,25 @@ func (f *far) echo(l net.Listener) {
 		if err != nil {
 			return
 		}
+		f.talks.Store(c.(*net.TCPConn))
 		_, _ = io.Copy(c, c)
 		_ = c.Close()
 	}
+}
+
+// silent waits until all that was echoed has been acknowledged, so that nothing is under way. Who sends while there is no NAT
+// is answered by the host, which knows of no such connection, with a reset.
+func (f *far) silent(p *process) {
+	p.t.Helper()
+	raw, err := f.talks.Load().SyscallConn()
+	testnet.Must(p.t, err)
+	p.until("nothing is under way", func() bool {
+		var left int
+		var ioctl error
+		testnet.Must(p.t, raw.Control(func(fd uintptr) { left, ioctl = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }))
+		testnet.Must(p.t, ioctl)
+		return left == 0
+	})
 }
 
 func (f *far) hear(c *net.UDPConn) {
@@ -211,6 +228,7 @@ func TestMend(t *testing.T) {
 		}},
 	} {
 		testnet.Must(t, c.talk())
+		f.silent(p)
 		tc.damage()
 		p.until(tc.name+", and it is in order again", func() bool {
 			return strings.Contains(p.logged(), "it was put in order") && h.Status(t.Context()) == nil
