@@ -157,14 +157,17 @@ func (k *making) tell(ctx context.Context, network *api.Network) error {
 // the machine.
 func (k *making) deathOf(err error) error {
 	if k.guest != nil {
+		if errors.Is(err, guest.ErrGone) {
+			<-k.guest.Done() // the call has met the channel's end, which is under way
+		}
 		select {
 		case <-k.guest.Done():
 		default:
 			return err
 		}
-	}
-	if k.guest != nil && k.guest.Broken() {
-		return k.guest.Err()
+		if k.guest.Broken() {
+			return k.guest.Err()
+		}
 	}
 	timer := time.NewTimer(k.cfg.Timeout(panicGrace))
 	defer timer.Stop()
