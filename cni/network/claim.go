@@ -165,14 +165,13 @@ func (s *session) settle(a *attachment) error {
 		return s.write(a)
 	}
 	if a.Used || s.datapath == nil {
-		if err := s.removeTap(a.Tap); err != nil {
+		if err := s.removeDevice(a.Tap); err != nil {
 			return err
 		}
-		return s.forget(a)
 	}
 	// Nobody's for a moment, but never two's.
 	if err := s.forget(a); err != nil {
 		return err
 	}
-	return s.giveTap(a.Tap, false)
+	return s.giveTap(a.Tap, a.Used)
 }

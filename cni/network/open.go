@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 
 	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
@@ -61,13 +60,10 @@ func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error
 	if err != nil {
 		return nil, err
 	}
-	var u undo.Stack
-	defer u.Run(&err)
 	address, err := s.takeAddress()
 	if err != nil {
 		return nil, err
 	}
-	u.Push(func() error { return s.unmark(addressesDir, address.String()) })
 	open := &opened{Network: r.Network, IfName: r.IfName, NetNS: r.NetNS, Address: address, Policy: r.Policy, TX: r.TX, RX: r.RX, Ports: r.Ports}
 	var tap netlink.Link
 	if a.exists {
@@ -77,9 +73,11 @@ func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error
 		tap, err = s.place(a, func() { a.Open = open })
 	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, s.unmark(addressesDir, address.String()))
 	}
-	u.Push(func() error { a.Open = nil; return s.settle(a) })
+	var u undo.Stack
+	defer u.Run(&err)
+	u.Push(func() error { return s.drop(ctx, a) })
 	if tap == nil {
 		if tap, err = s.tap(a.Tap); err != nil {
 			return nil, err
@@ -88,11 +86,19 @@ func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error
 	if err := s.openTap(a, tap, rows); err != nil {
 		return nil, err
 	}
-	u.Push(func() error { return s.shut(ctx, a) })
 	if err := s.openPorts(ctx, a); err != nil {
 		return nil, err
 	}
 	return s.describe(a), nil
+}
+
+// drop closes what is open, and frees what then is nobody's. What can't be closed stays as it is written down, open, for the
+// next Close.
+func (s *session) drop(ctx context.Context, a *attachment) error {
+	if err := s.close(ctx, a); err != nil {
+		return err
+	}
+	return s.settle(a)
 }
 
 func (s *session) openTap(a *attachment, tap netlink.Link, rows []policy.Row) error {
@@ -202,12 +208,11 @@ func (s *session) close(ctx context.Context, a *attachment) error {
 	}
 	address := a.Open.Address
 	a.Open = nil
-	if a.Pod != nil {
-		if err := s.write(a); err != nil {
-			return err
-		}
+	if err := s.write(a); err != nil {
+		return err
 	}
-	if err := s.unmark(addressesDir, address.String()); err != nil && !errors.Is(err, os.ErrNotExist) {
+	// Whoever has it from here on, nothing that is written down says that it is another's.
+	if err := s.unmark(addressesDir, address.String()); err != nil {
 		return fmt.Errorf("release address %s: %w", address, err)
 	}
 	return nil

@@ -45,10 +45,7 @@ func (s *session) collect(ctx context.Context, key, network string, keep func(id
 	if a.Open == nil || a.Open.Network != network || keep(key, a.Open.IfName) || keep(criNamespace+"-"+key, a.Open.IfName) {
 		return nil
 	}
-	if err := s.close(ctx, a); err != nil {
-		return err
-	}
-	return s.settle(a)
+	return s.drop(ctx, a)
 }
 
 // Strays lists the taps that are neither a pod's nor ready for one: who made or freed them was killed. Repair and the next Up
@@ -78,7 +75,9 @@ func (n *Network) Strays(ctx context.Context) (strays []string, err error) {
 		if _, err := s.read(key, &r); err != nil {
 			return nil, err
 		}
-		known[s.tapName(r.Tap)] = true
+		if r.Pod != nil || r.Open != nil {
+			known[s.tapName(r.Tap)] = true
+		}
 	}
 	links, err := s.strays(known)
 	for _, l := range links {
@@ -157,7 +156,7 @@ type owned struct {
 	addresses, ports map[string]bool
 }
 
-// owned returns what attachments have, and removes the directories of none.
+// owned returns what attachments have, and removes those that are nobody's: whoever made or freed them was killed.
 func (s *session) owned() (*owned, error) {
 	keys, err := s.keys()
 	if err != nil {
@@ -170,7 +169,7 @@ func (s *session) owned() (*owned, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !exists {
+		if !exists || r.Pod == nil && r.Open == nil {
 			if err := os.RemoveAll(s.path(attachmentsDir, key)); err != nil {
 				return nil, fmt.Errorf("remove attachment %s: %w", key, err)
 			}

@@ -39,6 +39,10 @@ func TestRepair(t *testing.T) {
 		"a port of nobody's":          func() error { return write("ports/tcp-0.0.0.0-80", "x") },
 		"a port without an owner":     func() error { return write("ports/udp-127.0.0.1-53", "") },
 		"an attachment without state": func() error { return os.Mkdir(h.Path("attachments", "x"), 0o700) },
+		"a record of nobody's": func() error {
+			_, err := h.Claim(ctx, network.Pod{Namespace: "default", ID: "x"})
+			return errors.Join(err, write("attachments/default-x/state.json", `{"tap":2}`))
+		},
 		"a tap that nobody has": func() error {
 			_, err := h.Refill(ctx)
 			return errors.Join(err, os.RemoveAll(h.Path("free")), os.Mkdir(h.Path("free"), 0o700))

@@ -118,20 +118,23 @@ func (s *session) makeTap(number int) (_ netlink.Link, err error) {
 
 // removeTap removes the tap of a number and then the number, from any state.
 func (s *session) removeTap(number int) error {
-	l, err := s.find(s.tapName(number))
-	if err != nil {
+	if err := s.removeDevice(number); err != nil {
 		return err
-	}
-	if l != nil && l.Type() == "tuntap" {
-		// The device first: without its programs it would be open.
-		if err := s.removeLink(l); err != nil {
-			return err
-		}
 	}
 	if err := errors.Join(s.unmark(freeDir, strconv.Itoa(number)), s.unmark(tapsDir, strconv.Itoa(number))); err != nil {
 		return fmt.Errorf("release tap %d: %w", number, err)
 	}
 	return nil
+}
+
+// removeDevice removes the tap and leaves its number taken.
+func (s *session) removeDevice(number int) error {
+	l, err := s.find(s.tapName(number))
+	if err != nil || l == nil || l.Type() != "tuntap" {
+		return err
+	}
+	// The device first: without its programs it would be open.
+	return s.removeLink(l)
 }
 
 func (s *session) removeLink(l netlink.Link) error {
