@@ -11,6 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/internal/whole"
 )
 
 // dump asks the kernel for all nftables objects of a family (NFPROTO_…; NFPROTO_UNSPEC for all) by one of the requests
@@ -25,7 +27,7 @@ func dump(family byte, request int, attributes ...netlink.Attribute) ([]netlink.
 	if err != nil {
 		return nil, fmt.Errorf("encode a request to nftables: %w", err)
 	}
-	for range lists {
+	for range whole.Attempts {
 		messages, err := c.Execute(netlink.Message{
 			Header: netlink.Header{
 				Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | request),

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/whole"
 )
 
 // everywhere is the shortest prefix of a route to some place: shorter ones are halves and quarters of a default route, as
@@ -24,7 +24,7 @@ func checkPool(h *netlink.Handle, n *config.Network) error {
 	if err != nil {
 		return err
 	}
-	addrs, err := list(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_V4) })
+	addrs, err := whole.List(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
@@ -47,21 +47,9 @@ func checkPool(h *netlink.Handle, n *config.Network) error {
 	return nil
 }
 
-// lists is how often a list is asked for that changes while the kernel gives it.
-const lists = 10
-
-func list[T any](get func() ([]T, error)) (all []T, err error) {
-	for range lists {
-		if all, err = get(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return all, err
-}
-
 // routes lists a table's IPv4 routes, RT_TABLE_UNSPEC all tables'.
 func routes(h *netlink.Handle, table int) ([]netlink.Route, error) {
-	all, err := list(func() ([]netlink.Route, error) {
+	all, err := whole.List(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {

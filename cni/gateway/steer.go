@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/whole"
 )
 
 // What is marked for the proxy is for this host, whatever address it is for: a rule leads to a table that says so. What is
@@ -66,7 +67,7 @@ func lookSteering(h *netlink.Handle, n *config.Network) (s steering, err error) 
 		return s, fmt.Errorf("look for device lo: %w", err)
 	}
 	s.loopback = lo.Attrs().Index
-	have, err := list(func() ([]netlink.Rule, error) { return h.RuleList(netlink.FAMILY_V4) })
+	have, err := whole.List(func() ([]netlink.Rule, error) { return h.RuleList(netlink.FAMILY_V4) })
 	if err != nil {
 		return s, fmt.Errorf("list routing rules: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/internal/whole"
 )
 
 // compile makes rows of a policy, with what protects the host as it is now.
@@ -33,7 +34,7 @@ func (s *session) guard() (policy.Guard, error) {
 	for _, o := range s.cfg.Network.Openings {
 		g.Openings = append(g.Openings, policy.Opening{To: o.To, Ports: o.Ports, Protocol: o.Protocol})
 	}
-	addrs, err := s.links.AddrList(nil, unix.AF_INET)
+	addrs, err := whole.List(func() ([]netlink.Addr, error) { return s.links.AddrList(nil, unix.AF_INET) })
 	if err != nil {
 		return g, fmt.Errorf("list the host's addresses: %w", err)
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
+
+	"github.com/cubesandbox/cube/internal/whole"
 )
 
 // GC closes all of a CNI network that isn't to be kept, and puts in order what killed processes left half done. One that
@@ -216,7 +218,7 @@ func (s *session) removeStrays(known map[string]bool) error {
 
 // strays lists our taps but for those that are known.
 func (s *session) strays(known map[string]bool) (strays []netlink.Link, err error) {
-	links, err := s.links.LinkList()
+	links, err := whole.List(s.links.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}

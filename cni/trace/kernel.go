@@ -13,6 +13,7 @@ import (
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/internal/whole"
 )
 
 // Connection is what the kernel's connection tracking has of a flow.
@@ -31,7 +32,7 @@ var tcpStates = [...]string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_
 // connections lists the kernel's from the container to the target. Those of echoes have 0 for a port: the library doesn't
 // read their identifiers.
 func (t *tracer) connections() (map[bpf.FlowKey]*Connection, error) {
-	all, err := retried(func() ([]*netlink.ConntrackFlow, error) {
+	all, err := whole.List(func() ([]*netlink.ConntrackFlow, error) {
 		return t.links.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
 	})
 	if err != nil {
@@ -139,7 +140,7 @@ func (t *tracer) way() error {
 
 // noRoute says whether the host has a way to the internet at all.
 func (t *tracer) noRoute() error {
-	routes, err := retried(func() ([]netlink.Route, error) {
+	routes, err := whole.List(func() ([]netlink.Route, error) {
 		return t.links.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
@@ -159,7 +160,7 @@ func (t *tracer) neighbours(l netlink.Link, hop netip.Addr) error {
 	if hop.Is6() {
 		family = netlink.FAMILY_V6
 	}
-	all, err := retried(func() ([]netlink.Neigh, error) { return t.links.NeighList(l.Attrs().Index, family) })
+	all, err := whole.List(func() ([]netlink.Neigh, error) { return t.links.NeighList(l.Attrs().Index, family) })
 	if err != nil {
 		return fmt.Errorf("list the neighbours on %s: %w", l.Attrs().Name, err)
 	}

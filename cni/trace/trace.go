@@ -7,7 +7,6 @@ package trace
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -208,14 +207,4 @@ func (t *tracer) firewalls() error {
 		}
 	}
 	return nil
-}
-
-// retried asks again for a list that changes while the kernel gives it.
-func retried[T any](get func() ([]T, error)) (all []T, err error) {
-	for range 10 {
-		if all, err = get(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return all, err
 }
