@@ -60,6 +60,42 @@ func TestRecover(t *testing.T) {
 	}
 }
 
+// TestRemoveHalf: of a sandbox whose process was killed while it removed or added it nothing is in the way of the next one,
+// once it is removed, again or after all.
+func TestRemoveHalf(t *testing.T) {
+	s := newSandboxed(t, nil, allow("1.0.0.0/8", ""))
+	for _, half := range []struct {
+		name string
+		kill func()
+	}{
+		{"removed", func() {
+			s.expect(s.send(udpFromGuest(remote, 1, 1, "")), tcRedirect, TX)
+			s.must(s.put(s.id, &dpSandbox{}))
+		}},
+		{"added", func() {
+			_, err := s.RemoveSandbox(s.id)
+			s.must(err)
+			s.must(lead(s.objs.Addresses, ip4(hostIP), s.id))
+			s.must(lead(s.objs.Taps, uint32(s.tap), s.id))
+		}},
+	} {
+		half.kill()
+		if _, err := s.RemoveSandbox(s.id); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v", half.name, err)
+		}
+		flows := 0
+		s.must(s.walk(func(*dpFlowKey, *dpFlow) bool { flows++; return false }))
+		if flows != 0 {
+			t.Errorf("%s: %d flows are left", half.name, flows)
+		}
+		var err error
+		if s.id, err = s.add(unlimited(s.tap), s.rows(allow("1.0.0.0/8", ""))); err != nil {
+			t.Fatalf("%s: %v", half.name, err)
+		}
+		s.expect(s.send(udpFromGuest(remote, 1, 1, "")), tcRedirect, TX)
+	}
+}
+
 // TestUse: what another process has loaded can be used as if it were one's own.
 func TestUse(t *testing.T) {
 	s := newSandboxed(t, nil, allow("1.0.0.0/8", ""))

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/bpf/policy"
 	"github.com/cubesandbox/cube/internal/flock"
@@ -23,6 +22,10 @@ type ID uint32
 
 // MaxSandboxes is how many there can be at a time.
 const MaxSandboxes = 4096 - 1
+
+func (id ID) valid() bool { return id >= 1 && id <= MaxSandboxes }
+
+func notFound(id ID) error { return fmt.Errorf("sandbox %d: %w", id, errdefs.ErrNotFound) }
 
 // Sandbox is what belongs to a tap.
 type Sandbox struct {
@@ -47,7 +50,7 @@ type Settings struct {
 }
 
 func (s Sandbox) validate() error {
-	if s.ID < 1 || s.ID > MaxSandboxes {
+	if !s.ID.valid() {
 		return fmt.Errorf("sandbox %d: ids are 1 to %d: %w", s.ID, MaxSandboxes, errdefs.ErrInvalidArgument)
 	}
 	if s.Ifindex <= 0 || !s.GuestIP.Is4() || !s.HostIP.Is4() || !validMAC(s.GuestMAC) {
@@ -132,6 +135,31 @@ func lead(m *ebpf.Map, key uint32, id ID) error {
 	return err
 }
 
+// unlead makes a key lead to none.
+func unlead(m *ebpf.Map, key uint32) error {
+	if err := m.Delete(key); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+// unleadAll does it for those keys that are stale.
+func unleadAll(m *ebpf.Map, stale func(key uint32, to ID) bool) error {
+	var key, id uint32
+	var keys []uint32
+	it := m.Iterate()
+	for it.Next(&key, &id) {
+		if stale(key, ID(id)) {
+			keys = append(keys, key)
+		}
+	}
+	errs := []error{it.Err()}
+	for _, key := range keys {
+		errs = append(errs, unlead(m, key))
+	}
+	return errors.Join(errs...)
+}
+
 // UpdateSandbox changes settings. Flows and counters stay.
 func (d *Datapath) UpdateSandbox(id ID, s Settings) error {
 	if err := s.validate(); err != nil {
@@ -147,13 +175,18 @@ func (d *Datapath) UpdateSandbox(id ID, s Settings) error {
 }
 
 // RemoveSandbox closes the tap, then takes away all that the sandbox had, and returns what was counted. When it fails the
-// tap may be closed; it can be called again. errdefs.ErrNotFound if there is no such sandbox.
+// tap may be closed; it can be called again. errdefs.ErrNotFound if there is no such sandbox; what one has left that
+// was being added or removed when its process was killed is gone then, too.
 func (d *Datapath) RemoveSandbox(id ID) (Counters, error) {
-	value, unlock, err := d.lock(id)
+	if !id.valid() {
+		return nil, notFound(id)
+	}
+	d.turns[id].Lock()
+	defer d.turns[id].Unlock()
+	value, err := d.get(id)
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
 	// The rows first: only the sandbox, which is closed then, leads to them.
 	rows, err := d.rowsOf(value.Gen)
 	if err != nil {
@@ -164,6 +197,9 @@ func (d *Datapath) RemoveSandbox(id ID) (Counters, error) {
 	}
 	if err := errors.Join(d.deleteFlows(id, func(FlowKey) bool { return true }), d.deleteRows(rows)); err != nil {
 		return nil, err
+	}
+	if value.Ifindex == 0 {
+		return nil, notFound(id)
 	}
 	return d.counters(id)
 }
@@ -229,13 +265,13 @@ func (d *Datapath) get(id ID) (dpSandbox, error) {
 
 // lock returns a sandbox, on which it is the caller's turn until unlock.
 func (d *Datapath) lock(id ID) (v dpSandbox, unlock func(), err error) {
-	if id < 1 || id > MaxSandboxes {
-		return v, nil, fmt.Errorf("sandbox %d: %w", id, errdefs.ErrNotFound)
+	if !id.valid() {
+		return v, nil, notFound(id)
 	}
 	d.turns[id].Lock()
 	v, err = d.get(id)
 	if err == nil && v.Ifindex == 0 {
-		err = fmt.Errorf("sandbox %d: %w", id, errdefs.ErrNotFound)
+		err = notFound(id)
 	}
 	if err != nil {
 		d.turns[id].Unlock()
@@ -257,11 +293,19 @@ func (d *Datapath) closeSandbox(id ID, was *dpSandbox) error {
 	if err := d.put(id, &dpSandbox{}); err != nil {
 		return err
 	}
-	if err := d.objs.Taps.Delete(was.Ifindex); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("close tap %d: %w", was.Ifindex, err)
-	}
-	if err := d.objs.Addresses.Delete(was.HostIp); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("remove address %v: %w", addrOf(was.HostIp), err)
+	for _, lead := range []struct {
+		from *ebpf.Map
+		key  uint32
+	}{{d.objs.Taps, was.Ifindex}, {d.objs.Addresses, was.HostIp}} {
+		var err error
+		if was.Ifindex != 0 {
+			err = unlead(lead.from, lead.key)
+		} else {
+			err = unleadAll(lead.from, func(_ uint32, to ID) bool { return to == id })
+		}
+		if err != nil {
+			return fmt.Errorf("close sandbox %d: %w", id, err)
+		}
 	}
 	return waitPrograms()
 }
@@ -300,16 +344,4 @@ func (d *Datapath) next() (uint32, error) {
 		return 0, fmt.Errorf("record the generation: %w", err)
 	}
 	return n, nil
-}
-
-// membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
-const membarrierGlobal = 1
-
-// waitPrograms returns when every program that was running has ended: programs run within RCU, for whose grace period the
-// call waits. Kernels with nohz_full don't have the call.
-func waitPrograms() error {
-	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
-		return fmt.Errorf("wait for running programs (membarrier; it takes a kernel started without nohz_full): %w", errno)
-	}
-	return nil
 }

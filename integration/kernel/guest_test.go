@@ -49,10 +49,11 @@ func run(t *testing.T, cfg *config.Config, limit time.Duration, suites []suite) 
 	cmd := exec.CommandContext(ctx, qemu("lib64/ld-linux-x86-64.so.2"),
 		"--library-path", qemu("lib/x86_64-linux-gnu")+":"+qemu("usr/lib/x86_64-linux-gnu"), qemu("usr/bin/qemu-system-x86_64"),
 		"-L", qemu("usr/share/qemu"), "-L", qemu("usr/share/seabios"),
-		"-M", "microvm", "-accel", "tcg,tb-size=64", "-cpu", "max", "-smp", "1", "-m", "512", "-nodefaults", "-no-user-config",
+		"-M", "microvm", "-accel", "tcg,tb-size=64", "-cpu", "max", "-smp", "2", "-m", "512", "-nodefaults", "-no-user-config",
 		"-display", "none", "-no-reboot", "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
 		"-kernel", guest(guestimage.Kernel), "-initrd", initrd,
-		"-append", "console=ttyS0 quiet tsc=reliable panic=-1 reboot=t mitigations=off tsc_early_khz="+strconv.Itoa(khz),
+		// The second processor has no tick while one thing runs on it: kernels for that have no membarrier(2).
+		"-append", "console=ttyS0 quiet tsc=reliable panic=-1 reboot=t mitigations=off nohz_full=1 tsc_early_khz="+strconv.Itoa(khz),
 		// The boot sets up the card that a machine has.
 		"-device", "virtio-net-device",
 		"-device", "virtio-scsi-device,id=scsi0", "-blockdev", disk,

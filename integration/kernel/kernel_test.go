@@ -15,9 +15,10 @@ import (
 
 var (
 	// sample is what tells most in a short time: the verifier, a program on many frames, hooks attached, replaced and detached
-	// under traffic, checksums and large segments, the host's rules and routes, a tap's way from one sandbox to another.
+	// under traffic, checksums and large segments, the wait for programs, the host's rules and routes, a tap's way from one
+	// sandbox to another.
 	sample = []suite{
-		{"bpf", "^(TestBestWay|TestFromGuest|TestTraffic|TestForwarded)$"},
+		{"bpf", "^(TestBestWay|TestFromGuest|TestTraffic|TestForwarded|TestWaitPrograms|TestRemoveHalf)$"},
 		{"cni/gateway", "^TestUpDown$"},
 		{"cni/network", "^TestInherit$"},
 	}
@@ -56,6 +57,9 @@ func TestDebianKernel(t *testing.T) {
 	}
 	if !strings.Contains(console, "programs are attached by clsact\n") {
 		faults = append(faults, "the programs were not attached by clsact")
+	}
+	if !strings.Contains(console, "without ticks: processor 1\n") {
+		faults = append(faults, "the second processor has ticks")
 	}
 	if len(faults) > 0 {
 		t.Errorf("%s\n\nthe console:\n%s", strings.Join(faults, "\n"), console)

@@ -1,5 +1,5 @@
 // Command init is PID 1 of a guest that runs test binaries, each line of the plan a command. What it prints of its own is the
-// kernel's release, what has failed, and as the last line the exit status.
+// kernel's release, which processors have no ticks, what has failed, and as the last line the exit status.
 package main
 
 import (
@@ -51,6 +51,11 @@ func run() error {
 		return err
 	}
 	fmt.Println("kernel", unix.ByteSliceToString(u.Release[:]))
+	full, err := os.ReadFile("/sys/devices/system/cpu/nohz_full")
+	if err != nil {
+		return err
+	}
+	fmt.Printf("without ticks: processor %s", full)
 	b, err := os.ReadFile(plan)
 	if err != nil {
 		return err
