@@ -75,11 +75,12 @@ func (d *Daemon) Up(ctx context.Context) (err error) {
 		return err
 	}
 	u.Push(d.datapath.Close)
-	if d.dns, err = d.listen(ctx); err != nil {
+	if d.blocked, err = d.blockers(ctx); err != nil {
 		return err
 	}
 	d.ports = d.mapPorts()
-	if d.blocked, err = d.blockers(ctx); err != nil {
+	// The last that can fail: it is closed by Run.
+	if d.dns, err = d.listen(ctx); err != nil {
 		return err
 	}
 	d.summary = d.describe(d.gateway.Uplink)

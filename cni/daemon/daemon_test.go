@@ -132,6 +132,28 @@ func TestFollow(t *testing.T) {
 	p.until("the host's address is denied", func() bool { return b.counted(remote, bpf.HardDeny) })
 }
 
+// TestFollowBeside: one that can't follow the host doesn't have the others wait.
+func TestFollowBeside(t *testing.T) {
+	h := testnet.New(t)
+	up, err := netlink.LinkByName("up0")
+	testnet.Must(t, err)
+	addr, err := netlink.ParseAddr(remote.Addr().String() + "/32")
+	testnet.Must(t, err)
+	p := start(t, h)
+	b, gone := open(t, h, "box", all), open(t, h, "gone", all)
+	l, err := netlink.LinkByName(gone.Tap)
+	testnet.Must(t, err)
+	testnet.Must(t, netlink.LinkDel(l))
+	testnet.Must(t, netlink.LinkSetMTU(up, 1400))
+	p.until("it is tried again, less and less often", func() bool { return strings.Contains(p.logged(), "in=6.4s") })
+	began := time.Now()
+	testnet.Must(t, netlink.AddrAdd(up, addr))
+	p.until("the host's address is denied", func() bool { return b.counted(remote, bpf.HardDeny) })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the host's address was open for %v", took)
+	}
+}
+
 // TestNoRoute: without a default route there is a network, and a warning; one that comes is followed.
 func TestNoRoute(t *testing.T) {
 	h := testnet.New(t)

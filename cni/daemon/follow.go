@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	mdl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -53,17 +54,28 @@ func (d *Daemon) followAddresses(ctx context.Context) error {
 	}
 }
 
-// followHost refreshes what is open after each change. Where that fails for some, it is tried again.
+// followHost refreshes what is open after each change. Where that fails for some, it is tried again, and no further change
+// waits for it: until then, a policy opens what has become the host's.
 func (d *Daemon) followHost(ctx context.Context) error {
+	wait := firstRetry
+	retry := time.NewTimer(wait)
+	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-d.refresh:
+		case <-retry.C:
 		}
-		if err := d.network.Refresh(ctx); err != nil {
-			d.changed()
-			return err
+		retry.Stop()
+		err := d.network.Refresh(ctx)
+		switch {
+		case err == nil:
+			wait = firstRetry
+		case ctx.Err() == nil:
+			d.log.Error("not all that is open follows the host; it is tried again", "in", wait, "error", err)
+			retry.Reset(wait)
+			wait = min(2*wait, lastRetry)
 		}
 	}
 }

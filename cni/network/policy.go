@@ -89,18 +89,20 @@ func (n *Network) refresh(ctx context.Context, key string) (err error) {
 	if !a.exists {
 		return nil
 	}
+	if a.Open != nil { // first, and for a tap that is down too: it may come up again
+		rows, err := s.compile(a.Open.Policy)
+		if err != nil {
+			return err
+		}
+		if err := s.datapath.SetPolicy(bpf.ID(a.Tap), rows); err != nil {
+			return err
+		}
+	}
 	l, err := s.tap(a.Tap)
 	if err != nil {
 		return err
 	}
-	if err := s.setMTU(l); err != nil || a.Open == nil {
-		return err
-	}
-	rows, err := s.compile(a.Open.Policy)
-	if err != nil {
-		return err
-	}
-	return s.datapath.SetPolicy(bpf.ID(a.Tap), rows)
+	return s.setMTU(l)
 }
 
 // forgetConnections removes from the kernel's table those of sandboxes with addresses of a network.
