@@ -135,11 +135,11 @@ disk_size = "4GiB"
 [network]
 dns_upstreams = [%q]
 `, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts, testhost.Resolver)}, extra...), "\n")
-	if err := os.WriteFile(s.file, []byte(text), 0o600); err != nil {
-		return nil, err
+	if err = os.WriteFile(s.file, []byte(text), 0o600); err == nil {
+		s.Config, err = config.Load(s.file)
 	}
-	if s.Config, err = config.Load(s.file); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, errors.Join(err, s.Host.Close(), os.RemoveAll(dir))
 	}
 	if r := s.Cube("up", "-d"); r.Err != nil {
 		return s, fmt.Errorf("cube up: %w", r.Err)
