@@ -119,6 +119,19 @@ func TestFromHost(t *testing.T) {
 	s.expect(s.send(fromGuest(host, unix.IPPROTO_ICMP, icmp(8, 0, 0, nil))), tcShot, HardDeny)
 }
 
+// TestLateName: an answer of the resolver's that comes when nobody knows the question any more opens nothing: the guest would
+// be as free to answer the name server, whatever its policy, as it is to answer the host.
+func TestLateName(t *testing.T) {
+	s := newSandboxed(t, func(s *Sandbox) { s.Resolver = true })
+	s.expect(s.local(udpToHost(remote, 53, 1000)), tcShot, NoFlow)
+	if r := s.send(udpFromGuest(remote, 1000, 53, "")); r.mark != marks.Resolver {
+		t.Errorf("a question has the mark %#x", r.mark)
+	}
+	s.expect(s.local(udpToHost(remote, 53, 1000)), tcRedirect, RX)
+	// Other protocols have no port 53.
+	s.expect(s.local(toHost(remote, unix.IPPROTO_ICMP, icmp(8, 0, 53<<16, nil))), tcRedirect, RX)
+}
+
 // TestICMPErrors: an error about a flow's packet gets to who sent it, with the addresses that they know.
 func TestICMPErrors(t *testing.T) {
 	s := newSandboxed(t, nil, allow("1.0.0.0/8", ""))

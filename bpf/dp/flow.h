@@ -33,6 +33,13 @@ static __always_inline void decide(struct flow *f, struct decision d)
 	*(volatile __u64 *)&f->decision = u.word;
 }
 
+// of_resolver tells packets to and from a port that the host's resolver answers at, whoever's it is.
+static __always_inline bool of_resolver(const struct sandbox *sb, const struct packet *p)
+{
+	return sb->flags & SANDBOX_RESOLVER && p->remote_port == bpf_htons(53) &&
+	       (p->proto == IPPROTO_UDP || p->proto == IPPROTO_TCP);
+}
+
 // classify asks the policy about a packet of a flow that the sandbox opens. Without a policy, or a row for the address, all is denied.
 static __always_inline struct decision classify(const struct sandbox *sb, const struct packet *p)
 {
@@ -43,7 +50,7 @@ static __always_inline struct decision classify(const struct sandbox *sb, const 
 
 	if (!sb->gen)
 		return d;
-	if (sb->flags & SANDBOX_RESOLVER && port == 53 && (p->proto == IPPROTO_UDP || p->proto == IPPROTO_TCP)) {
+	if (of_resolver(sb, p)) {
 		d.action = ACTION_RESOLVER;
 		return d;
 	}
@@ -183,7 +190,8 @@ pass:
 }
 
 // to_guest finds the flow of a packet to the sandbox. Only the host itself opens one: a packet that came in by any device
-// is an answer or nothing. What the policy denies by now isn't answered any more.
+// is an answer or nothing, as is the resolver's, which has the name server's address. What the policy denies by now isn't
+// answered any more.
 static __always_inline __u32 to_guest(struct __sk_buff *skb, const struct sandbox *sb, struct packet *p)
 {
 	struct decision in = { .gen = sb->epoch, .action = ACTION_DIRECT, .dir = FLOW_IN };
@@ -198,7 +206,7 @@ static __always_inline __u32 to_guest(struct __sk_buff *skb, const struct sandbo
 	key_of(sb, p, &key);
 	f = bpf_map_lookup_elem(&flows, &key);
 	if (!f) {
-		if (p->opens == OPENS_NONE || !local)
+		if (p->opens == OPENS_NONE || !local || of_resolver(sb, p))
 			return REASON_NO_FLOW;
 		reason = open_flow(sb, &key, in);
 		if (reason)
