@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"text/tabwriter"
+	"time"
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
@@ -35,7 +36,8 @@ func TestVectors(t *testing.T) {
 		}
 		must(t, w.SetPolicy(t.Context(), w.a.id(), stage.policy))
 		must(t, w.datapath.DeleteFlows(w.a.at.Sandbox, func(bpf.FlowKey) bool { return true }))
-		w.seen() // what this has set in motion
+		w.seen()                // what this has set in motion
+		time.Sleep(time.Second) // until the sandbox has all of its echoes again: it is a rate
 		var table strings.Builder
 		out := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 		vectors := w.vectors()
