@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"github.com/cubesandbox/cube/cni/gateway"
 	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/flock"
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/orchestrator/leftover"
 	"github.com/cubesandbox/cube/snapshotter/store"
@@ -224,5 +226,24 @@ func TestVersionIn(t *testing.T) {
 		if got := versionIn(out); got != want {
 			t.Errorf("%q: %q, want %q", out, got, want)
 		}
+	}
+}
+
+// TestBusyNetwork: a network that somebody changes isn't one that is down.
+func TestBusyNetwork(t *testing.T) {
+	cfg := config.Default()
+	cfg.RunDir = t.TempDir()
+	if err := os.Mkdir(cfg.NetworkDir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := flock.LockDir(t.Context(), cfg.NetworkDir(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if n := lookAtNetwork(ctx, cfg); n.Err == nil || n.Overview != nil {
+		t.Errorf("it is %+v", n)
 	}
 }

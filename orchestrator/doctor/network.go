@@ -35,7 +35,7 @@ type BPF struct {
 
 func lookAtNetwork(ctx context.Context, cfg *config.Config) (n Network) {
 	n.Overview, n.Err = network.New(cfg).Overview(ctx)
-	if !errdefs.IsUnavailable(n.Err) {
+	if busy := errors.Is(n.Err, context.DeadlineExceeded); busy || !errdefs.IsUnavailable(n.Err) {
 		return n
 	}
 	var found []gateway.Finding
