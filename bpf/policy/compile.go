@@ -31,7 +31,18 @@ type compiler struct {
 	byDefault Action
 	guard     *guard
 	prefixes  bart.Table[*at]
+	steps     int // that were taken
 }
+
+// maxSteps bounds the work on rules that overlap, each of which is looked at for every prefix within its own: a second or two.
+// Without those it takes a fraction of that, however many there are.
+const maxSteps = 1 << 26
+
+// A step is to look whether a rule is about a port; to put a rule, or a range of its ports, in its place takes more.
+const (
+	stepsOfRule  = 16
+	stepsOfRange = 4
+)
 
 // at is what there is at a prefix.
 type at struct {
@@ -75,10 +86,14 @@ func (c *compiler) rows(p Policy) ([]Row, error) {
 			here.rules = append(here.rules, a.rules...)
 			here.openings = append(here.openings, a.openings...)
 		}
+		c.steps += stepsOfRule * len(here.rules)
 		slices.SortFunc(here.rules, func(a, b rule) int {
 			return cmp.Or(cmp.Compare(rank(b.action), rank(a.action)), cmp.Compare(a.number, b.number))
 		})
 		v := c.verdict(here, c.guard.denied.LookupPrefix(prefix))
+		if c.steps > maxSteps {
+			return nil, fmt.Errorf("%d rules, of which %d are about %s, overlap so much that it takes too long; join those for the same addresses: %w", len(p.Rules), len(here.rules), prefix, errdefs.ErrInvalidArgument)
+		}
 		if len(v.Ranges) > MaxRanges {
 			return nil, tooMany(p, prefix, here, len(v.Ranges))
 		}
@@ -137,6 +152,7 @@ func (c *compiler) ranges(here at, denied bool, p Protocol) []Range {
 		if p == ICMP || !slices.Contains(m.protocols, p) {
 			return
 		}
+		c.steps += stepsOfRange * len(m.ports)
 		for _, r := range m.ports {
 			starts = append(starts, int(r.first), int(r.last)+1)
 		}
@@ -165,6 +181,9 @@ func (c *compiler) ranges(here at, denied bool, p Protocol) []Range {
 		if i+1 < len(starts) {
 			last = min(end, starts[i+1]-1)
 		}
+		if c.steps > maxSteps && i > 0 {
+			break // it is refused
+		}
 		s := c.decide(here, denied, p, uint16(first))
 		if n := len(ranges); n > 0 && s == (said{ranges[n-1].Action, ranges[n-1].Rule}) {
 			ranges[n-1].Last = uint16(last)
@@ -185,6 +204,7 @@ func (c *compiler) decide(here at, denied bool, p Protocol, port uint16) said {
 		return said{action: HardDeny}
 	}
 	for _, r := range here.rules {
+		c.steps++
 		if r.covers(p, port) {
 			return said{r.action, r.number}
 		}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 )
@@ -276,5 +277,40 @@ func TestManyRules(t *testing.T) {
 	}
 	if _, err := Compile(p, Guard{}); !errors.Is(err, errdefs.ErrInvalidArgument) {
 		t.Errorf("rules for %d ports of an address: %v", MaxRules, err)
+	}
+}
+
+// TestOverlap: rules that all are about each other's addresses are refused before they take long.
+func TestOverlap(t *testing.T) {
+	overlap := func(everywhere func(i int) Rule) Policy {
+		p := Policy{Default: Deny}
+		for i := range MaxRules / 2 {
+			p.Rules = append(p.Rules, everywhere(i))
+		}
+		for i := range MaxRules / 2 {
+			p.Rules = append(p.Rules, Rule{Action: Direct, To: fmt.Sprintf("1.%d.%d.1", i>>8, i&255), Ports: []string{"80"}, Protocol: "tcp"})
+		}
+		return p
+	}
+	const all = "0.0.0.0/0"
+	for name, p := range map[string]Policy{
+		"the same": overlap(func(int) Rule { return Rule{Action: Direct, To: all, Ports: []string{"443"}, Protocol: "tcp"} }),
+		// Of many ports one word is said in the end, but each rule is asked about each of them.
+		"hidden": overlap(func(i int) Rule {
+			switch {
+			case i < MaxRules/4:
+				return Rule{Action: Direct, To: all, Ports: []string{"443"}, Protocol: "udp"}
+			case i == MaxRules/4:
+				return Rule{Action: Direct, To: all, Protocol: "tcp"}
+			}
+			return Rule{Action: Deny, To: all, Ports: []string{fmt.Sprint(2 * i)}, Protocol: "tcp"}
+		}),
+	} {
+		began := time.Now()
+		_, err := Compile(p, Guard{})
+		if !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), "overlap") {
+			t.Errorf("%s: %v", name, err)
+		}
+		t.Logf("%s: refused in %v", name, time.Since(began).Round(time.Millisecond))
 	}
 }
