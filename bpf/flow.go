@@ -108,23 +108,13 @@ func (d *Datapath) Flows(id ID) ([]Flow, error) {
 	return flows, err
 }
 
-// DeleteFlows forgets those of a sandbox's flows that match; errdefs.ErrNotFound if there is no such sandbox. What still
-// comes for them is judged as if it were the first.
-func (d *Datapath) DeleteFlows(id ID, match func(FlowKey) bool) error {
-	_, unlock, err := d.lock(id)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return d.deleteFlows(id, match)
-}
-
-func (d *Datapath) deleteFlows(id ID, match func(FlowKey) bool) error {
+// deleteFlows forgets all flows of a sandbox.
+func (d *Datapath) deleteFlows(id ID) error {
 	d.walks.Lock()
 	defer d.walks.Unlock()
 	var gone uint32
-	err := d.walk(func(k *dpFlowKey, v *dpFlow) bool {
-		if k.Id != uint32(id) || !match(flowOf(k, v, 0).FlowKey) {
+	err := d.walk(func(k *dpFlowKey, _ *dpFlow) bool {
+		if k.Id != uint32(id) {
 			return false
 		}
 		gone++

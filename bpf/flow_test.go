@@ -257,7 +257,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestQuota: deleted and forgotten flows make room, and a quota that was left too small by a kill is put right.
+// TestQuota: flows that are forgotten make room, and a quota that was left too small by a kill is put right.
 func TestQuota(t *testing.T) {
 	s := newSandboxed(t, func(s *Sandbox) { s.MaxFlows = 10 }, allow("1.0.0.0/8", ""))
 	fill := func() (opened int) {
@@ -271,14 +271,7 @@ func TestQuota(t *testing.T) {
 	if n := fill(); n != 10 {
 		t.Fatalf("%d flows opened", n)
 	}
-	s.must(s.DeleteFlows(s.id, func(k FlowKey) bool { return k.GuestPort < 1003 }))
-	if n := len(s.flows()); n != 7 {
-		t.Errorf("%d flows are left", n)
-	}
-	s.expect(s.send(udpFromGuest(remote, 1, 1, "")), tcRedirect, TX)
-	s.expect(s.send(udpFromGuest(remote, 2, 1, "")), tcRedirect, TX)
-	s.expect(s.send(udpFromGuest(remote, 3, 1, "")), tcRedirect, TX)
-	s.expect(s.send(udpFromGuest(remote, 4, 1, "")), tcShot, FlowQuota)
+	s.expect(s.send(udpFromGuest(remote, 1, 1, "")), tcShot, FlowQuota)
 
 	reaped, err := s.Reap(DefaultTimeouts)
 	if err != nil || reaped != 0 {

@@ -35,7 +35,8 @@ func TestVectors(t *testing.T) {
 			stage.before()
 		}
 		must(t, w.SetPolicy(t.Context(), w.a.id(), stage.policy))
-		must(t, w.datapath.DeleteFlows(w.a.at.Sandbox, func(bpf.FlowKey) bool { return true }))
+		_, err := w.datapath.Reap(bpf.Timeouts{})
+		must(t, err)
 		w.seen()                // what this has set in motion
 		time.Sleep(time.Second) // until the sandbox has all of its echoes again: it is a rate
 		var table strings.Builder
