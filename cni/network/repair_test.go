@@ -109,12 +109,23 @@ func TestReopen(t *testing.T) {
 	ctx := t.Context()
 	a, err := h.Open(ctx, request("x"))
 	testnet.Must(t, err)
-	_, err = h.Datapath.RemoveSandbox(a.Sandbox)
+	other, err := h.Open(ctx, request("y"))
 	testnet.Must(t, err)
+	for _, lost := range []*network.Attachment{a, other} {
+		_, err = h.Datapath.RemoveSandbox(lost.Sandbox)
+		testnet.Must(t, err)
+	}
 	if err := h.Check(ctx, "x", "cube", "eth0", []netip.Addr{a.Address}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("checked: %v", err)
 	}
+	// One that can't be opened again is in nobody else's way.
+	tap, err := netlink.LinkByName(other.Tap)
+	testnet.Must(t, err)
+	testnet.Must(t, netlink.LinkSetDown(tap))
 	h.Up()
+	if err := h.Check(ctx, "y", "cube", "eth0", []netip.Addr{other.Address}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("checked: %v", err)
+	}
 	testnet.Must(t, h.Check(ctx, "x", "cube", "eth0", []netip.Addr{a.Address}))
 	if err := h.Check(ctx, "x", "cube", "eth0", []netip.Addr{a.Address.Next()}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("another address: %v", err)

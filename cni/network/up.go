@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 
 	"github.com/cubesandbox/cube/bpf"
@@ -74,7 +75,8 @@ func (s *session) takeOver(ctx context.Context, d *bpf.Datapath) error {
 	return d.DropOldLayouts()
 }
 
-// reopen adds to the datapath what was open and isn't in its maps: they are of another layout, or Open was killed.
+// reopen adds to the datapath what was open and isn't in its maps: they are of another layout, or Open was killed. One that
+// can't be opened stays closed, as Check tells, and keeps nobody else from the network.
 func (s *session) reopen(ctx context.Context) error {
 	sandboxes, err := s.datapath.Sandboxes()
 	if err != nil {
@@ -88,13 +90,12 @@ func (s *session) reopen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
 	for _, key := range keys {
 		if err := s.reopenOne(ctx, key, have); err != nil {
-			errs = append(errs, fmt.Errorf("open the network of %s again: %w", key, err))
+			slog.Error("the network of a sandbox that was open stays closed", "sandbox", key, "error", err)
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func (s *session) reopenOne(ctx context.Context, key string, have map[bpf.ID]bool) (err error) {
