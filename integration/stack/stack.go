@@ -178,7 +178,7 @@ func (s *Stack) Stop() error {
 	}
 	// A loop device goes with its last user; other tests' mount namespaces may have copied the mount for a moment.
 	leaks := s.Leaks()
-	for end := time.Now().Add(s.Config.Timeout(5 * time.Second)); len(leaks) > 0 && time.Now().Before(end); leaks = s.Leaks() {
+	for end := time.Now().Add(s.Config.Timeout(20 * time.Second)); len(leaks) > 0 && time.Now().Before(end); leaks = s.Leaks() {
 		time.Sleep(20 * time.Millisecond)
 	}
 	left, err := s.networkLeaks()
