@@ -17,7 +17,7 @@ import (
 
 const wait = time.Minute
 
-// TestFollow: what is open follows the host's MTU and addresses, and policies that are replaced.
+// TestFollow: what is open follows the host's MTU and addresses, the configuration, and policies that are replaced.
 func TestFollow(t *testing.T) {
 	h := testnet.New(t)
 	h.Up()
@@ -52,6 +52,16 @@ func TestFollow(t *testing.T) {
 		t.Errorf("MTU %d", l.Attrs().MTU)
 	}
 	testnet.Must(t, netlink.AddrDel(up, addr))
+	before := h.Config.Network.MaxFlows
+	h.Config.Network.MaxFlows = 0
+	_, err = h.Datapath.Reap(bpf.Timeouts{})
+	testnet.Must(t, err)
+	testnet.Must(t, h.Refresh(ctx))
+	if r := send(t, h, tap, a.Sandbox); r != bpf.FlowQuota {
+		t.Errorf("another configuration: counted as %s", r)
+	}
+	h.Config.Network.MaxFlows = before
+	testnet.Must(t, h.Refresh(ctx))
 	testnet.Must(t, h.SetPolicy(ctx, "default-box", &policy.Policy{Default: policy.Deny, Rules: []policy.Rule{{Action: policy.Direct, To: "1.2.3.4", Protocol: "tcp"}}}))
 	if r := send(t, h, tap, a.Sandbox); r != bpf.Policy {
 		t.Errorf("a policy for TCP: counted as %s", r)

@@ -107,8 +107,12 @@ func (s *session) openTap(a *attachment, tap netlink.Link, rows []policy.Row) er
 	}
 	return s.datapath.AddSandbox(bpf.Sandbox{
 		ID: bpf.ID(a.Tap), Ifindex: tap.Attrs().Index, GuestIP: GuestPrefix.Addr(), GuestMAC: GuestMAC, HostIP: a.Open.Address,
-		Settings: bpf.Settings{Resolver: true, MaxFlows: s.cfg.Network.MaxFlows, NewFlows: newFlows, TX: a.Open.TX, RX: a.Open.RX},
+		Settings: s.settings(a.Open),
 	}, rows)
+}
+
+func (s *session) settings(o *opened) bpf.Settings {
+	return bpf.Settings{Resolver: true, MaxFlows: s.cfg.Network.MaxFlows, NewFlows: newFlows, TX: o.TX, RX: o.RX}
 }
 
 // takeAddress reserves one of the pool's, anywhere in it: one that was just somebody's would get what is still sent to it.

@@ -57,8 +57,8 @@ func (s *session) guard() (policy.Guard, error) {
 	return g, nil
 }
 
-// Refresh has all that is open follow the host: its addresses, which policies can't open, and the gateway device's MTU. One
-// that fails doesn't keep the others from it.
+// Refresh has all that is open follow the host: its addresses, which policies can't open, and the gateway device's MTU; and
+// the limits of this version and its configuration. One that fails doesn't keep the others from it.
 func (n *Network) Refresh(ctx context.Context) (err error) {
 	keys, err := n.keys()
 	if err != nil {
@@ -95,6 +95,9 @@ func (n *Network) refresh(ctx context.Context, key string) (err error) {
 			return err
 		}
 		if err := s.datapath.SetPolicy(bpf.ID(a.Tap), rows); err != nil {
+			return err
+		}
+		if err := s.datapath.UpdateSandbox(bpf.ID(a.Tap), s.settings(a.Open)); err != nil {
 			return err
 		}
 	}
