@@ -179,38 +179,6 @@ func TestFragmentsToGuest(t *testing.T) {
 	}
 }
 
-// TestPolicyChange: another policy holds for live flows at their next packet.
-func TestPolicyChange(t *testing.T) {
-	s := newSandboxed(t, nil, allow("1.0.0.0/8", "tcp"))
-	s.expect(s.send(tcpFromGuest(remote, 1000, 443, syn)), tcRedirect, TX)
-	for range 3 {
-		s.must(s.SetPolicy(s.id, s.rows(allow("1.0.0.0/8", "udp"))))
-		s.expect(s.send(tcpFromGuest(remote, 1000, 443, ack)), tcShot, Policy)
-		s.expect(s.send(tcpFromGuest(remote, 1001, 443, syn)), tcShot, Policy)
-		s.must(s.SetPolicy(s.id, s.rows(allow("1.0.0.0/8", "tcp"))))
-		s.expect(s.send(tcpFromGuest(remote, 1000, 443, ack)), tcRedirect, TX)
-	}
-	s.must(s.SetPolicy(s.id, nil))
-	s.expect(s.send(tcpFromGuest(remote, 1000, 443, ack)), tcShot, Policy)
-	if n := s.policyRows(); n != 0 {
-		t.Errorf("%d rows are left", n)
-	}
-	if err := s.SetPolicy(99, nil); !errdefs.IsNotFound(err) {
-		t.Errorf("policy of no sandbox: %v", err)
-	}
-}
-
-func (n *network) policyRows() (rows int) {
-	var k dpPolicyKey
-	var v dpVerdict
-	it := n.objs.Policy.Iterate()
-	for it.Next(&k, &v) {
-		rows++
-	}
-	n.must(it.Err())
-	return rows
-}
-
 // TestLimits: each limit holds after its burst.
 func TestLimits(t *testing.T) {
 	slow := Rate{PerSecond: 1, Burst: 5}

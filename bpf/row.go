@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/bpf/policy"
 )
@@ -16,7 +18,7 @@ const genBits = 32
 
 // SetPolicy replaces a sandbox's policy in one step, for live flows from their next packet on; until then the old one holds,
 // whole. Without rows the sandbox has no policy and reaches nothing. It takes some milliseconds more than until the policy
-// is in force, for what was there before to be deleted.
+// is in force, for what was there before to be deleted. errdefs.ErrResourceExhausted if there is no room for more rows.
 func (d *Datapath) SetPolicy(id ID, rows []policy.Row) error {
 	value, unlock, err := d.lock(id)
 	if err != nil {
@@ -55,7 +57,11 @@ func (d *Datapath) putRows(rows []policy.Row) (gen uint32, keys []dpPolicyKey, e
 	for _, r := range rows {
 		key := rowKey(gen, r.Prefix)
 		value := verdict(r.Verdict)
-		if err := d.objs.Policy.Put(&key, &value); err != nil {
+		err := d.objs.Policy.Put(&key, &value)
+		if errors.Is(err, unix.ENOSPC) {
+			err = fmt.Errorf("the policies of all sandboxes have %d rows by now, and no more are possible; give fewer rules, to fewer sandboxes: %w", d.objs.Policy.MaxEntries(), errdefs.ErrResourceExhausted)
+		}
+		if err != nil {
 			return 0, nil, errors.Join(fmt.Errorf("set the policy's row for %v: %w", r.Prefix, err), d.deleteRows(keys))
 		}
 		keys = append(keys, key)

@@ -32,8 +32,9 @@ type Request struct {
 
 // Open lets a pod's packets through, by a policy, whether its shim has been there yet or not. The tap is open when Open
 // returns and not before. errdefs.ErrAlreadyExists if it is open, errdefs.ErrInvalidArgument for a policy of which an entry
-// can't be had, errdefs.ErrUnavailable if the network isn't up, errdefs.ErrResourceExhausted if no tap or address is left. Of
-// ports, errdefs.ErrAlreadyExists is for one that is mapped to another sandbox, and ports.Update's errors are Open's.
+// can't be had, errdefs.ErrUnavailable if the network isn't up, errdefs.ErrResourceExhausted if no tap or address is left,
+// or no room for the policy. Of ports, errdefs.ErrAlreadyExists is for one that is mapped to another sandbox, and ports.Update's
+// errors are Open's.
 func (n *Network) Open(ctx context.Context, r Request) (_ *Attachment, err error) {
 	key, err := keyOf(r.ID)
 	if err != nil {
