@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"math"
 	"net/netip"
 	"testing"
 
@@ -28,6 +29,26 @@ func TestPolicyChange(t *testing.T) {
 	}
 	if err := s.SetPolicy(99, nil); !errdefs.IsNotFound(err) {
 		t.Errorf("policy of no sandbox: %v", err)
+	}
+}
+
+// TestNoNumberTwice: when all epochs and generations have been given out none is given out again. What is in force stays so.
+func TestNoNumberTwice(t *testing.T) {
+	s := newSandboxed(t, nil, allow("1.0.0.0/8", ""))
+	s.must(s.objs.Serial.Put(uint32(0), uint32(math.MaxUint32)))
+	for range 2 {
+		if err := s.SetPolicy(s.id, s.rows(allow("2.0.0.0/8", ""))); !errdefs.IsResourceExhausted(err) {
+			t.Errorf("another policy: %v", err)
+		}
+	}
+	s.expect(s.send(udpFromGuest(remote, 1000, 1, "")), tcRedirect, TX)
+	_, err := s.RemoveSandbox(s.id)
+	s.must(err)
+	if _, err := s.add(unlimited(s.tap), nil); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("another sandbox: %v", err)
+	}
+	if got := s.sandboxes(); len(got) != 0 {
+		t.Errorf("sandboxes %v", got)
 	}
 }
 
