@@ -114,10 +114,10 @@ func much(t *testing.T, x *box) {
 	}
 	t.Logf("%d MB to the guest in %v", size>>20, time.Since(began).Round(time.Millisecond))
 	_, to := atTap.take()
-	check(t, to, testhost.MTU)
+	check(t, to, testhost.MTU, large)
 	_, to = atUplink.take()
 	to.others = 0 // where ARP is
-	check(t, to, testhost.MTU)
+	check(t, to, testhost.MTU, large)
 
 	began = time.Now()
 	zeros := sha256.New()
@@ -129,10 +129,10 @@ func much(t *testing.T, x *box) {
 	}
 	t.Logf("%d MB from the guest in %v", size>>20, time.Since(began).Round(time.Millisecond))
 	from, _ := atTap.take()
-	check(t, from, testhost.MTU)
+	check(t, from, testhost.MTU, large)
 	from, _ = atUplink.take()
 	from.others = 0
-	check(t, from, testhost.MTU)
+	check(t, from, testhost.MTU, large)
 	if len(from.sources) != 1 || from.sources[testhost.Uplink] == 0 {
 		t.Errorf("the wire has packets of %v", from.sources)
 	}

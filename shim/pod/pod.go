@@ -58,7 +58,9 @@ type Pod struct {
 	slots map[string]*slot
 	// machine is nil before it is asked for, and again when it has ended and nothing tells of it any more.
 	machine *machine
-	settled sync.Cond // something that was being made has come to an end
+	settled sync.Cond // something that was being made, or answered, has come to an end
+	// answering are the deletions whose answers aren't on their way yet.
+	answering int
 	// common is what a pod with a machine of its own has for its containers; nil in other pods.
 	common *spec.Common
 }
@@ -123,6 +125,20 @@ func (p *Pod) forget(id string) {
 	}
 	p.settled.Broadcast()
 	p.mu.Unlock()
+}
+
+// Answer keeps the shim from ending on behalf of another deletion until done is called. Of two at a time, the second one
+// may hear that all is gone, and have the shim ended for it, while the first is still being told.
+func (p *Pod) Answer() (done func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answering++
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.answering--
+		p.settled.Broadcast()
+	}
 }
 
 // get finds a container.

@@ -34,8 +34,11 @@ func (p *Pod) Retire(ctx context.Context, id string, hide func()) bool {
 func (p *Pod) idle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.slots) == 0 && p.machine == nil
+	return p.empty()
 }
+
+// empty is idle for who has the lock.
+func (p *Pod) empty() bool { return len(p.slots) == 0 && p.machine == nil && p.answering == 0 }
 
 // AwaitForgotten is Retire for a shim that nobody tells to end, because whoever was about to is gone: a client that is
 // killed takes the calls with it that containerd makes for it. It returns true when the pod has been of no use for the
@@ -72,7 +75,7 @@ func (p *Pod) discard() {
 func (p *Pod) awaitIdle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.slots) > 0 || p.machine != nil {
+	for !p.empty() {
 		if p.ctx.Err() != nil {
 			return false
 		}

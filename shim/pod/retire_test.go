@@ -77,3 +77,22 @@ func TestForgotten(t *testing.T) {
 		t.Errorf("the pod's directory is left: %v", err)
 	}
 }
+
+// TestAnswering: a shim goes on while one deletion hasn't been answered, and ends for the next one.
+func TestAnswering(t *testing.T) {
+	dir := record.Pod(filepath.Join(t.TempDir(), "pod"))
+	unlock, err := dir.Make(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	p := New(Env{ID: "pod", Dir: dir, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	done := p.Answer()
+	if p.Retire(t.Context(), "pod", func() {}) {
+		t.Error("it ends before it has answered")
+	}
+	done()
+	if !p.Retire(t.Context(), "pod", func() {}) {
+		t.Error("it goes on")
+	}
+}

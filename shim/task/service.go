@@ -180,6 +180,7 @@ func (s *Service) Wait(ctx context.Context, r *taskapi.WaitRequest) (*taskapi.Wa
 
 // Delete forgets a process, and with init the container and its machine.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
+	defer s.pod.Answer()()
 	began := time.Now()
 	pid, exit, err := s.pod.Delete(ctx, r.ID, r.ExecID)
 	if err != nil {
