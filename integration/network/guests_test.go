@@ -114,6 +114,7 @@ func much(t *testing.T, x *box) {
 	}
 	t.Logf("%d MB to the guest in %v", size>>20, time.Since(began).Round(time.Millisecond))
 	_, to := atTap.take()
+	t.Log("to the guest: ", to)
 	check(t, to, testhost.MTU, large)
 	_, to = atUplink.take()
 	to.others = 0 // where ARP is
@@ -129,8 +130,13 @@ func much(t *testing.T, x *box) {
 	}
 	t.Logf("%d MB from the guest in %v", size>>20, time.Since(began).Round(time.Millisecond))
 	from, _ := atTap.take()
+	t.Log("from the guest: ", from)
 	check(t, from, testhost.MTU, large)
+	longest := from.longest
 	from, _ = atUplink.take()
+	if from.longest != longest {
+		t.Errorf("frames of %d bytes at the tap are %d at the uplink", longest, from.longest)
+	}
 	from.others = 0
 	check(t, from, testhost.MTU, large)
 	if len(from.sources) != 1 || from.sources[testhost.Uplink] == 0 {

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	copies = 8 // of busybox, to be sent: 15 MB
-	large  = 60 << 10
+	copies = 8        // of busybox, to be sent: 15 MB
+	large  = 32 << 10 // up to 64 KiB, by how fast the sender takes the way to be
 	// header is what is not data in a segment: IP, TCP, its time stamps.
 	header = 20 + 20 + 12
 )
