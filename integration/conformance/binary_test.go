@@ -3,6 +3,7 @@ package conformance
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -27,9 +28,7 @@ var binaryRows = []row{
 }
 
 func info(b *box) {
-	cmd := b.d.command(b.d.context(b.T), b.id, b.bundle, "")
-	cmd.Args = []string{b.d.binary, "-info"}
-	out, err := cmd.Output()
+	out, err := exec.CommandContext(b.d.context(b.T), b.d.binary, "-info").Output()
 	b.must(err)
 	var i types.RuntimeInfo
 	b.must(proto.Unmarshal(out, &i))

@@ -252,7 +252,8 @@ func (b *box) nothingLeft() {
 		}
 	}
 	var left []string
-	for _, pattern := range []string{filepath.Join(b.d.cfg.VMDir(), b.group+"*"), b.address} {
+	place := filepath.Join(b.d.cfg.NetworkDir(), "attachments", namespace+"-"+b.group)
+	for _, pattern := range []string{filepath.Join(b.d.cfg.VMDir(), b.group+"*"), b.address, place} {
 		found, _ := filepath.Glob(pattern)
 		left = append(left, found...)
 	}

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cubesandbox/cube/integration/stack"
+	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/internal/config"
 )
 
@@ -40,6 +41,7 @@ type daemon struct {
 	binary string
 	cfg    *config.Config
 	stack  stack.Stack // only for its leaks
+	host   *host       // where its shims run; nil: on the real one, with machines that have no network
 	events *recorder
 	server *ttrpc.Server
 	env    []string
@@ -58,7 +60,8 @@ func newDaemon(binary string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nartefacts = %q\n", filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), artefacts)
+	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nartefacts = %q\n[network]\ndns_upstreams = [%q]\n",
+		filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), artefacts, testhost.Resolver)
 	if err := os.WriteFile(d.configFile(), []byte(text), 0o600); err != nil {
 		return nil, err
 	}
@@ -82,6 +85,12 @@ func newDaemon(binary string) (*daemon, error) {
 	go d.server.Serve(context.Background(), l) // ends with close
 	d.env = append(os.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=2", config.FileEnv+"="+d.configFile(),
 		"TTRPC_ADDRESS="+d.eventSocket(), "GRPC_ADDRESS="+d.grpcAddress(), "NAMESPACE="+namespace)
+	if !d.fake() {
+		if d.host, err = newHost(d.cfg, d.configFile()); err != nil {
+			return nil, errors.Join(err, d.close())
+		}
+		d.stack.Host = d.host.Host
+	}
 	return d, nil
 }
 
@@ -126,6 +135,9 @@ func (d *daemon) sockets() string { return filepath.Join(d.cfg.RunDir, "s") }
 // told to end, with their machines.
 func (d *daemon) close() error {
 	errs := []error{d.server.Close()}
+	if d.host != nil {
+		errs = append(errs, d.host.stop())
+	}
 	leaks := d.leaks()
 	for _, p := range d.stack.Processes(filepath.Base(d.binary)) {
 		errs = append(errs, unix.Kill(p.PID, unix.SIGTERM))
@@ -135,6 +147,9 @@ func (d *daemon) close() error {
 	}
 	for _, l := range leaks {
 		errs = append(errs, fmt.Errorf("left behind: %s", l))
+	}
+	if d.host != nil {
+		errs = append(errs, d.host.close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(d.stack.Dir), os.RemoveAll(d.cfg.RunDir))...)
 }
@@ -162,7 +177,11 @@ func (d *daemon) within(t testing.TB, limit time.Duration) context.Context {
 // command is one call of the binary by containerd.
 func (d *daemon) command(ctx context.Context, id, bundle, action string, flags ...string) *exec.Cmd {
 	args := append([]string{"-namespace", namespace, "-address", d.grpcAddress(), "-publish-binary", "/usr/bin/containerd", "-id", id}, flags...)
-	cmd := exec.CommandContext(ctx, d.binary, append(args, action)...)
+	args = append(args, action)
+	cmd := exec.CommandContext(ctx, d.binary, args...)
+	if d.host != nil {
+		cmd = exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + d.host.Path(), "--", d.binary}, args...)...)
+	}
 	cmd.Dir, cmd.Env = bundle, d.env
 	return cmd
 }

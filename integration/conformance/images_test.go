@@ -14,7 +14,7 @@ import (
 )
 
 // applets are the busybox commands that the guest's programs use.
-var applets = strings.Fields("sh cat echo sleep dd date stty readlink nc")
+var applets = strings.Fields("sh cat echo sleep dd date stty readlink nc nslookup")
 
 // images makes root disks: ext4 images with busybox and /data, whose content every reader can tell.
 type images struct {

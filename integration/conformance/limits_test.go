@@ -80,7 +80,6 @@ func (b *box) layer(dir string, i int) string {
 }
 
 const (
-	notYet  = "comes with the network"
 	nerdbox = "a service of nerdbox's own that containerd doesn't ask for"
 	noFiles = "a fake guest has no files"
 )
@@ -109,19 +108,6 @@ func bindMount(b *box) {
 	if _, err := os.Stat(filepath.Join(dir, "out2")); err == nil {
 		b.Error("a read-only mount was written to")
 	}
-}
-
-var networkRows = []row{
-	{name: "Loopback", test: loopback, shared: true, noFake: "a fake guest has no network"},
-	{name: "OutboundTCP", noFake: notYet, noQEMU: notYet},
-	{name: "OutboundUDP", noFake: notYet, noQEMU: notYet},
-	{name: "DNS", noFake: notYet, noQEMU: notYet},
-	{name: "InboundListen", noFake: notYet, noQEMU: notYet},
-}
-
-func loopback(b *box) {
-	const script = "nc -l -p 5000 -e echo hello & i=0; until nc 127.0.0.1 5000; do i=$((i+1)); [ $i -lt 100 ] || exit 1; done"
-	b.exec(both(script)).started().ends(0, "hello\n")
 }
 
 var otherRows = []row{

@@ -15,12 +15,16 @@ import (
 	"testing"
 
 	"github.com/cubesandbox/cube/integration/stack"
+	"github.com/cubesandbox/cube/internal/testnet"
 )
 
 // The two sides of the table.
 var fakeSide, qemuSide *daemon
 
 func TestMain(m *testing.M) {
+	if testnet.IsDaemon() {
+		return
+	}
 	root, err := stack.Repository()
 	if err != nil {
 		fmt.Println("SKIP:", err)

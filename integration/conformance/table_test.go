@@ -52,6 +52,9 @@ func runTable(t *testing.T, d *daemon) {
 	common := func() *box {
 		if shared == nil {
 			shared = d.sized(t, sharedMiB)
+			if d.host != nil {
+				shared.change = onNetwork
+			}
 			shared.run(sleep)
 		}
 		return shared

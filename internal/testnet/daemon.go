@@ -20,12 +20,13 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 )
 
-// daemonEnv has a test's binary be a daemon with that configuration.
-const daemonEnv = "CUBE_TESTNET_DAEMON"
+// DaemonEnv has a test's binary, whose TestMain calls IsDaemon, be a daemon with the configuration in that file. It says up when
+// it is, and ends with SIGTERM.
+const DaemonEnv = "CUBE_TESTNET_DAEMON"
 
-// IsDaemon runs a daemon in a process that Daemon has started, and tells whether this was one. TestMain calls it first.
+// IsDaemon runs a daemon in a process that was started as one, and tells whether this was one. TestMain calls it first.
 func IsDaemon() bool {
-	file := os.Getenv(daemonEnv)
+	file := os.Getenv(DaemonEnv)
 	if file == "" {
 		return false
 	}
@@ -81,7 +82,7 @@ const stopWait = time.Minute
 func (h *Host) Daemon() (stop func(kill bool)) {
 	h.t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), daemonEnv+"="+h.Write())
+	cmd.Env = append(os.Environ(), DaemonEnv+"="+h.Write())
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
