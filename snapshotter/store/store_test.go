@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
-	"github.com/cubesandbox/cube/snapshotter/image"
+	"github.com/cubesandbox/cube/internal/reflink"
 	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
 )
 
@@ -162,7 +162,7 @@ func TestImage(t *testing.T) {
 		t.Errorf("after: %+v", s)
 	}
 	dir := h.cfg.StoreDir()
-	if ok, err := image.CanReflink(dir); err != nil || !ok {
+	if ok, err := reflink.Possible(dir); err != nil || !ok {
 		t.Fatalf("reflinks: %v, %v", ok, err)
 	}
 	// One store: files of different directories share blocks.

@@ -71,14 +71,14 @@ func (c *cache) find(ctx context.Context, key Key, tscKHz int) (*ready, error) {
 	if err != nil {
 		return nil, err
 	}
-	held, err := c.pool.Hold(ctx, key.ID()+"-"+s.Memory.Digest[:16], s.Memory.Size, func() (*os.File, error) {
+	held, err := c.pool.Hold(ctx, key.ID()+"-"+s.Memory.Digests.String()[:16], s.Memory.Size, func() (*os.File, error) {
 		start := time.Now()
-		f, digest, err := memory.Seal(s.memory, s.Memory.Size)
+		f, digests, err := memory.Seal(s.memory, s.Memory.Size)
 		if err != nil {
 			return nil, err
 		}
-		if digest != s.Memory.Digest {
-			return nil, errors.Join(fmt.Errorf("%w: its memory is damaged", errUnusable), f.Close())
+		if err := s.Memory.Digests.Compare(digests); err != nil {
+			return nil, errors.Join(fmt.Errorf("%w: its memory is %w", errUnusable, err), f.Close())
 		}
 		c.log.Debug("copied the memory of a base snapshot", "shape", key.Shape, "took", time.Since(start))
 		return f, nil

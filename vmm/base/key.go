@@ -17,7 +17,7 @@ import (
 )
 
 // formatVersion changes with what a snapshot directory holds.
-const formatVersion = 1
+const formatVersion = 2
 
 // Key is all that must be equal for a saved machine to be restored. The rate of the time stamp counter, which may differ
 // a little, is in the snapshot's description.
