@@ -16,7 +16,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/guestmark"
 	"github.com/cubesandbox/cube/internal/reflink"
-	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
+	"github.com/cubesandbox/cube/internal/testfs"
 )
 
 func TestMain(m *testing.M) { testfs.Main(m) }

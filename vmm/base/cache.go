@@ -38,13 +38,13 @@ func newCache(cfg *config.Config, log *slog.Logger) *cache {
 
 // ready is a snapshot that can be restored: its state is checked and its memory is sealed.
 type ready struct {
-	*snapshot
+	*stored
 	held *memory.Held
 }
 
 // Close lets go of it; machines that were restored from it go on.
 func (r *ready) Close() error {
-	r.snapshot.Close()
+	r.stored.Close()
 	return r.held.Release()
 }
 
@@ -90,7 +90,7 @@ func (c *cache) find(ctx context.Context, key Key, tscKHz int) (*ready, error) {
 	// For the order in which snapshots are given up.
 	now := time.Now()
 	_ = os.Chtimes(filepath.Join(dir, descFile), now, now)
-	return &ready{snapshot: s, held: held}, nil
+	return &ready{stored: s, held: held}, nil
 }
 
 // make has build make a snapshot, unless somebody else has done so meanwhile, and removes what is too many then.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/memory"
 )
 
@@ -57,26 +58,31 @@ type memoryOf struct {
 	Digests memory.Digests `json:"digests"`
 }
 
-// snapshot is an open one. Its files stay readable whatever becomes of the directory.
-type snapshot struct {
+// stored is a base snapshot that is open. Its files stay readable whatever becomes of the directory.
+type stored struct {
 	description
 	state, memory *os.File
 }
 
-func (s *snapshot) Close() {
+// platform is what a machine restored from it is made of.
+func (s *stored) platform() vmm.Platform {
+	return vmm.Platform{Board: s.Key.Board, QEMU: s.Key.QEMU, Guest: s.Key.Guest, Accel: string(s.Key.Accel), CPU: s.Key.CPU, TSCKHz: s.TSCKHz}
+}
+
+func (s *stored) Close() {
 	_ = s.state.Close()
 	_ = s.memory.Close()
 }
 
 // open opens the snapshot in dir and checks all but the memory's content, which whoever copies it does. An error that
 // wraps errUnusable says why another must be made.
-func open(dir string, key Key, tscKHz int) (_ *snapshot, err error) {
+func open(dir string, key Key, tscKHz int) (_ *stored, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("%w: %w", errUnusable, err)
 		}
 	}()
-	s := &snapshot{}
+	s := &stored{}
 	b, err := readBounded(filepath.Join(dir, descFile), maxDesc)
 	if err != nil {
 		return nil, err

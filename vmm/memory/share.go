@@ -173,3 +173,21 @@ func register(dir string, f *os.File) (entry string, err error) {
 	}
 	return entry, os.Rename(tmp, entry)
 }
+
+// Sweep removes what is left in the directory of memories that nobody holds any more, but for those to be kept.
+func (p *Pool) Sweep(keep func(key string) bool) error {
+	keys, err := os.ReadDir(p.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("sweep memories: %w", err)
+	}
+	var errs []error
+	for _, e := range keys {
+		if !keep(e.Name()) && !p.InUse(e.Name()) {
+			errs = append(errs, os.RemoveAll(filepath.Join(p.dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
