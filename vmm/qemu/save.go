@@ -74,7 +74,7 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 	for _, d := range s.disks {
 		saved.Disks = append(saved.Disks, d.SavedDisk)
 	}
-	defer func() { err = errors.Join(err, m.thaw(r.Quiesce), m.discard(s.stateSet)) }()
+	defer func() { err = unlessGone(err, m.thaw(r.Quiesce), m.discard(s.stateSet)) }()
 	if saved.Frozen, err = m.freeze(ctx, r.Quiesce); err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func (m *Machine) capture(ctx context.Context, s *saving) (w memory.Written, sto
 		// Whatever has happened, and even if the answer to the stop is still to come.
 		ctx, cancel := context.WithTimeout(context.Background(), m.driver.cfg.Timeout(commandTimeout))
 		defer cancel()
-		err = errors.Join(err, m.do(ctx, "have the guest go on", "cont", nil))
+		err = unlessGone(err, m.do(ctx, "have the guest go on", "cont", nil))
 		stopped = time.Since(began)
 	}()
 	if err := m.do(ctx, "have the guest stand still", "stop", nil); err != nil {
@@ -241,6 +241,14 @@ func (m *Machine) capture(ctx context.Context, s *saving) (w memory.Written, sto
 	})
 	err = g.Wait()
 	return w, 0, err // the defer knows how long it was
+}
+
+// unlessGone adds what else went wrong to an error. There is no more to say of a machine that is gone.
+func unlessGone(err error, more ...error) error {
+	if errors.Is(err, vmm.ErrGone) {
+		return err
+	}
+	return errors.Join(err, errors.Join(more...))
 }
 
 // saveState has QEMU write the state of devices and CPUs to the descriptor in the set. The guest stands still.

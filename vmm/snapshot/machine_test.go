@@ -189,10 +189,10 @@ func TestMachines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, make(t, 3<<30))
 			t.Run("clones", h.testClones)
-			t.Run("twins", h.testTwins)
-			t.Run("disks", h.testDisks)
-			t.Run("agent", h.testAgent)
 			if name == "xfs" {
+				t.Run("twins", h.testTwins)
+				t.Run("disks", h.testDisks)
+				t.Run("agent", h.testAgent)
 				t.Run("killed", h.testKilled)
 				t.Run("refused", h.testRefused)
 				t.Run("sealed", h.testSealed)
@@ -311,39 +311,35 @@ func (h *host) testClones(t *testing.T) {
 func (h *host) testTwins(t *testing.T) {
 	m := h.fresh(t, "twins")
 	m.Must(t, h.cfg, "twins 8")
+	written := m.twinned(t, h.cfg, 0)
 	n := 4
 	if os.Getenv("CUBE_TEST_LONG") != "" {
 		n = 100
 	}
 	for i := range n {
 		id := fmt.Sprint("twins-", i)
-		info := h.save(t, id, m)
-		if info.Frozen != true {
-			t.Error("not frozen")
-		}
+		h.save(t, id, m)
 		c := h.must(t, vmm.Request{ID: id, Snapshot: id})
-		first := c.twinned(t, h.cfg)
-		if second := c.twinned(t, h.cfg); second < first {
-			t.Errorf("written %d times after %d", second, first)
-		}
+		c.twinned(t, h.cfg, c.twinned(t, h.cfg, written))
 		if err := stop(c); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := h.store.Delete(id); err != nil {
 			t.Error(err)
 		}
+		written = m.twinned(t, h.cfg, 0)
 	}
-	m.twinned(t, h.cfg)
 }
 
-func (m *machine) twinned(t testing.TB, cfg *config.Config) (written int64) {
+// twinned is how often the twins were written to, when that is more often than than.
+func (m *machine) twinned(t testing.TB, cfg *config.Config, than int64) (written int64) {
 	t.Helper()
 	var differed int64
-	if _, err := fmt.Sscan(m.Must(t, cfg, "twinned"), &written, &differed); err != nil {
+	if _, err := fmt.Sscan(m.Must(t, cfg, "twinned %d", than), &written, &differed); err != nil {
 		t.Fatal(err)
 	}
-	if written == 0 || differed != 0 {
-		t.Errorf("written to %d times, found different %d times", written, differed)
+	if differed != 0 {
+		t.Errorf("found different %d times of %d", differed, written)
 	}
 	return written
 }
@@ -461,7 +457,9 @@ func (h *host) testAgent(t *testing.T) {
 	var wg sync.WaitGroup
 	slow := &rest{freeze: func(context.Context) error {
 		for name, change := range map[string]func() error{
-			"add":    func() error { return m.AddDisk(ctx, vmm.Disk{Serial: "meanwhile", File: h.image(t, "meanwhile", 1<<20)}) },
+			"add": func() error {
+				return m.AddDisk(ctx, vmm.Disk{Serial: "meanwhile", File: h.image(t, "meanwhile", 1<<20)})
+			},
 			"pause":  func() error { return m.Pause(ctx) },
 			"second": func() error { _, err := h.store.Save(ctx, "second", m.Machine, &rest{}); return err },
 		} {

@@ -66,7 +66,7 @@ func (s *Store) Open(id, user string) (_ *Snapshot, err error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = damaged("%v", err)
 		}
-		return nil, s.gone(id, err)
+		return nil, s.gone(dir, id, err)
 	}
 	return o, nil
 }

@@ -177,17 +177,24 @@ func (s *Store) Inspect(id string) (Info, error) {
 	defer dir.Close()
 	info, err := readInfo(dir, id)
 	if err != nil {
-		return Info{}, s.gone(id, err)
+		return Info{}, s.gone(dir, id, err)
 	}
 	return *info, nil
 }
 
 // gone turns the error of whoever reads a snapshot into that it isn't there, if it has been deleted under the hands.
-func (s *Store) gone(id string, err error) error {
-	if _, e := os.Lstat(filepath.Join(s.dir, id)); errors.Is(e, fs.ErrNotExist) {
-		return notFound(id)
+func (s *Store) gone(dir *os.Root, id string, err error) error {
+	have, e := dir.Stat(".")
+	if e == nil {
+		var at fs.FileInfo
+		if at, e = os.Lstat(filepath.Join(s.dir, id)); e == nil && os.SameFile(have, at) {
+			return fmt.Errorf("snapshot %s: %w", id, err)
+		}
 	}
-	return fmt.Errorf("snapshot %s: %w", id, err)
+	if e != nil && !errors.Is(e, fs.ErrNotExist) {
+		return e
+	}
+	return notFound(id)
 }
 
 // names lists what is in the directory.

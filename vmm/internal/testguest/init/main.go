@@ -214,8 +214,8 @@ func obey(args []string) (string, error) {
 		n, _ := strconv.Atoi(arg(1))
 		go keepTwins(n << 20)
 		return "", nil
-	case "twinned": // how often they were written to, and how often they were found to differ
-		return fmt.Sprint(twins.written.Load(), " ", twins.differed.Load()), nil
+	case "twinned": // <n>: waits for more than n writes; how many there were, and how often they were found to differ
+		return twinned(arg(1))
 	case "panic":
 		return "", os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0)
 	case "poweroff":

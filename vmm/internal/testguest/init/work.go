@@ -81,3 +81,15 @@ func keepTwins(size int) {
 		twins.written.Add(1)
 	}
 }
+
+func twinned(more string) (string, error) {
+	than, _ := strconv.ParseInt(more, 10, 64)
+	n, err := until(func() (int64, error) {
+		n := twins.written.Load()
+		if n <= than {
+			return n, fmt.Errorf("written %d times", n)
+		}
+		return n, nil
+	})
+	return fmt.Sprint(n, " ", twins.differed.Load()), err
+}
