@@ -243,10 +243,12 @@ func (m *Machine) capture(ctx context.Context, s *saving) (w memory.Written, sto
 	return w, 0, err // the defer knows how long it was
 }
 
-// unlessGone adds what else went wrong to an error. There is no more to say of a machine that is gone.
+// unlessGone adds what else went wrong to an error. Of a machine that is gone there is no more to say than that.
 func unlessGone(err error, more ...error) error {
-	if errors.Is(err, vmm.ErrGone) {
-		return err
+	for _, e := range append([]error{err}, more...) {
+		if errors.Is(e, vmm.ErrGone) {
+			return e
+		}
 	}
 	return errors.Join(err, errors.Join(more...))
 }

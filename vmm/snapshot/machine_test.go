@@ -501,3 +501,14 @@ func (h *host) testKilled(t *testing.T) {
 		t.Errorf("left: %v", left)
 	}
 }
+
+// witness keeps what the driver says of a save.
+type witness struct {
+	vmm.Machine
+	saved *vmm.Saved
+}
+
+func (w *witness) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, err error) {
+	w.saved, err = w.Machine.Save(ctx, r)
+	return w.saved, err
+}
