@@ -7,11 +7,16 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/internal/testfs"
 )
+
+func TestMain(m *testing.M) { testfs.Main(m) }
 
 // sample is a file with data here and there.
 func sample(t *testing.T, dir string) *os.File {
@@ -82,5 +87,65 @@ func TestCopyCalledOff(t *testing.T) {
 	defer dst.Close()
 	if _, err := Clone(ctx, dst, src); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Clones differ where one of them was written to, and nowhere else; files that share nothing differ everywhere.
+func TestDiffering(t *testing.T) {
+	const size = 9 << 20
+	for name, dir := range map[string]string{"xfs": testfs.XFS(t, 320<<20), "ext4": testfs.Ext4(t, 64<<20)} {
+		t.Run(name, func(t *testing.T) {
+			a := sample(t, dir) // data in 0, 3 and 8
+			if _, err := Differing(a, sample(t, "/dev/shm"), size, 1<<20); !errors.Is(err, ErrUnmapped) {
+				t.Errorf("on another device: %v", err)
+			}
+			b, err := os.CreateTemp(dir, "reflink-test-*")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.Remove(b.Name())
+			defer b.Close()
+			if err := a.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			shared, err := Clone(t.Context(), b, a)
+			if err != nil || shared != (name == "xfs") {
+				t.Fatalf("shared: %v, %v", shared, err)
+			}
+			check := func(want ...int64) {
+				t.Helper()
+				got, err := Differing(b, a, size, 1<<20)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, n := range want {
+					if !slices.Contains(got, n) {
+						t.Errorf("no difference in unit %d, but in %v", n, got)
+					}
+				}
+				if shared && !slices.Equal(got, want) {
+					t.Errorf("differences in %v, want %v", got, want)
+				}
+				for n := range int64(9) { // none is overlooked
+					x, y := content(t, a)[n<<20:min((n+1)<<20, size)], content(t, b)[n<<20:min((n+1)<<20, size)]
+					if !bytes.Equal(x, y) && !slices.Contains(got, n) {
+						t.Errorf("unit %d differs, but isn't in %v", n, got)
+					}
+				}
+			}
+			check()
+			if _, err := b.WriteAt([]byte("x"), 3<<20+5); err != nil {
+				t.Fatal(err)
+			}
+			check(3)
+			if _, err := b.WriteAt([]byte("y"), 6<<20-1); err != nil {
+				t.Fatal(err)
+			}
+			check(3, 5)
+			if err := unix.Fallocate(int(b.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<20); err != nil {
+				t.Fatal(err)
+			}
+			check(0, 3, 5)
+		})
 	}
 }

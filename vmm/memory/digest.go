@@ -140,7 +140,7 @@ func (d *digester) add(off int64, chunk []byte) {
 	if d.sums == nil {
 		d.sums = make(Digests)
 	}
-	d.sums[off/chunkSize] = sum
+	d.sums[off/ChunkSize] = sum
 }
 
 func (d *digester) all() Digests {

@@ -17,8 +17,8 @@ import (
 
 const (
 	pageSize = 4 << 10
-	// chunkSize is the unit of digests and of work.
-	chunkSize = 1 << 20
+	// ChunkSize is the unit of digests and of work, in bytes.
+	ChunkSize = 1 << 20
 )
 
 // segment is a range of a file.
@@ -56,14 +56,14 @@ func join(all []segment, s segment) []segment {
 
 // chunks are the numbers of the chunks that may hold data.
 func chunks(f *os.File, size int64) ([]int64, error) {
-	all, err := segments(f, size, chunkSize)
+	all, err := segments(f, size, ChunkSize)
 	if err != nil {
 		return nil, err
 	}
 	var list []int64
 	for _, s := range all {
-		for off := s.start; off < s.end; off += chunkSize {
-			list = append(list, off/chunkSize)
+		for off := s.start; off < s.end; off += ChunkSize {
+			list = append(list, off/ChunkSize)
 		}
 	}
 	return list, nil
@@ -73,10 +73,10 @@ func chunks(f *os.File, size int64) ([]int64, error) {
 // call.
 func forEachChunk(f *os.File, size int64, list []int64, do func(off int64, chunk []byte) error) error {
 	return parallel(len(list), func(next func() (int, bool)) error {
-		buf := make([]byte, chunkSize)
+		buf := make([]byte, ChunkSize)
 		for i, ok := next(); ok; i, ok = next() {
-			off := list[i] * chunkSize
-			chunk := buf[:min(chunkSize, size-off)]
+			off := list[i] * ChunkSize
+			chunk := buf[:min(ChunkSize, size-off)]
 			if _, err := f.ReadAt(chunk, off); errors.Is(err, io.EOF) {
 				return fmt.Errorf("read %s: it is shorter than %d bytes", f.Name(), size)
 			} else if err != nil {
@@ -111,7 +111,7 @@ func parallel(n int, worker func(next func() (int, bool)) error) error {
 	return g.Wait()
 }
 
-var zeros [chunkSize]byte
+var zeros [ChunkSize]byte
 
 func isZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
 
@@ -135,23 +135,31 @@ func dataRuns(off int64, chunk []byte, do func(off int64, run []byte) error) err
 
 // Copy copies a memory of that size to dst, which is empty, and returns its digests. Zero pages become holes.
 func Copy(dst, src *os.File, size int64) (Digests, error) {
-	if err := dst.Truncate(size); err != nil {
-		return nil, fmt.Errorf("copy the memory: %w", err)
-	}
-	list, err := chunks(src, size)
-	if err != nil {
-		return nil, fmt.Errorf("copy the memory: %w", err)
-	}
 	var d digester
-	err = forEachChunk(src, size, list, func(off int64, chunk []byte) error {
-		d.add(off, chunk)
-		return dataRuns(off, chunk, func(off int64, run []byte) error {
-			_, err := dst.WriteAt(run, off)
-			return err
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("copy the memory: %w", err)
+	if err := copyData(dst, src, size, d.add); err != nil {
+		return nil, err
 	}
 	return d.all(), nil
+}
+
+// copyData is Copy that shows see each chunk.
+func copyData(dst, src *os.File, size int64, see func(off int64, chunk []byte)) error {
+	err := dst.Truncate(size)
+	var list []int64
+	if err == nil {
+		list, err = chunks(src, size)
+	}
+	if err == nil {
+		err = forEachChunk(src, size, list, func(off int64, chunk []byte) error {
+			see(off, chunk)
+			return dataRuns(off, chunk, func(off int64, run []byte) error {
+				_, err := dst.WriteAt(run, off)
+				return err
+			})
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("copy the memory: %w", err)
+	}
+	return nil
 }

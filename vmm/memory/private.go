@@ -157,13 +157,13 @@ func (p *Private) Overlay(ctx context.Context, u *Underlay) (Written, error) {
 		work = append(work, s.pieces(pages)...)
 	}
 	for _, k := range work {
-		if n := k.start / chunkSize; len(w.Chunks) == 0 || w.Chunks[len(w.Chunks)-1] != n {
+		if n := k.start / ChunkSize; len(w.Chunks) == 0 || w.Chunks[len(w.Chunks)-1] != n {
 			w.Chunks = append(w.Chunks, n)
 		}
 	}
 	var bytes atomic.Int64
 	err := parallel(len(work), func(next func() (int, bool)) error {
-		buf := buffers.Get().(*[chunkSize]byte)
+		buf := buffers.Get().(*[ChunkSize]byte)
 		defer buffers.Put(buf)
 		for i, ok := next(); ok; i, ok = next() {
 			if err := ctx.Err(); err != nil {
@@ -182,7 +182,7 @@ func (p *Private) Overlay(ctx context.Context, u *Underlay) (Written, error) {
 }
 
 // buffers spare a save the page faults of fresh ones.
-var buffers = sync.Pool{New: func() any { return new([chunkSize]byte) }}
+var buffers = sync.Pool{New: func() any { return new([ChunkSize]byte) }}
 
 // piece is a part of the file of whole clusters, within one chunk, and where the process has it.
 type piece struct {
@@ -202,7 +202,7 @@ func (s span) pieces(pages []segment) []piece {
 	var all []piece
 	for _, c := range clusters {
 		for at := c.start; at < c.end; {
-			end := min((at/chunkSize+1)*chunkSize, c.end)
+			end := min((at/ChunkSize+1)*ChunkSize, c.end)
 			all = append(all, piece{segment{at, end}, s.addr + at - s.off})
 			at = end
 		}

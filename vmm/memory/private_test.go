@@ -78,10 +78,10 @@ func TestOverlay(t *testing.T) {
 	if w.Pages != 0 || w.Bytes != 0 || len(w.Chunks) != 0 || !bytes.Equal(content(t, dst), content(t, src)) {
 		t.Errorf("nothing was written, but %+v", w)
 	}
-	for _, off := range []int{0, 100, chunkSize - 1, chunkSize, 3*chunkSize + 70*pageSize, size - 1} {
+	for _, off := range []int{0, 100, ChunkSize - 1, ChunkSize, 3*ChunkSize + 70*pageSize, size - 1} {
 		b[off] ^= 0x55
 	}
-	clear(b[2*chunkSize : 3*chunkSize]) // has data in the file
+	clear(b[2*ChunkSize : 3*ChunkSize]) // has data in the file
 	dst, w = overlay(t, f, src, size)
 	if !bytes.Equal(content(t, dst), b) {
 		t.Error("the copy differs")
@@ -89,13 +89,13 @@ func TestOverlay(t *testing.T) {
 	if want := []int64{0, 1, 2, 3, 8}; !slices.Equal(w.Chunks, want) {
 		t.Errorf("chunks %v, want %v", w.Chunks, want)
 	}
-	if want := int64(5 + chunkSize/pageSize); w.Pages != want {
+	if want := int64(5 + ChunkSize/pageSize); w.Pages != want {
 		t.Errorf("%d pages, want %d", w.Pages, want)
 	}
 	if want := int64(4*clusterSize + 3*pageSize); w.Bytes != want { // the last cluster is cut short
 		t.Errorf("%d bytes written, want %d", w.Bytes, want)
 	}
-	if held, err := segments(dst, size, pageSize); err != nil || slices.ContainsFunc(held, func(s segment) bool { return s.start < 3*chunkSize && s.end > 2*chunkSize }) {
+	if held, err := segments(dst, size, pageSize); err != nil || slices.ContainsFunc(held, func(s segment) bool { return s.start < 3*ChunkSize && s.end > 2*ChunkSize }) {
 		t.Errorf("zeros are no hole: %v, %v", held, err)
 	}
 	updated, err := base.Update(dst, size, w.Chunks)
@@ -136,7 +136,7 @@ func TestScan(t *testing.T) {
 func TestOpenPrivateFails(t *testing.T) {
 	src := sample(t)
 	shared, _ := mapped(t, src, size, unix.MAP_SHARED)
-	private, b := mapped(t, src, 2*chunkSize, unix.MAP_PRIVATE)
+	private, b := mapped(t, src, 2*ChunkSize, unix.MAP_PRIVATE)
 	for name, tc := range map[string]struct {
 		f    *os.File
 		size int64
@@ -154,10 +154,10 @@ func TestOpenPrivateFails(t *testing.T) {
 		t.Error("a process that isn't there has a memory")
 	}
 	// A hole in the middle: what is mapped over it is another memory.
-	if _, err := unix.MmapPtr(-1, 0, ptr(&b[chunkSize]), pageSize, unix.PROT_READ, unix.MAP_FIXED|unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+	if _, err := unix.MmapPtr(-1, 0, ptr(&b[ChunkSize]), pageSize, unix.PROT_READ, unix.MAP_FIXED|unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenPrivate("/proc/self", private, 2*chunkSize); err == nil || !strings.Contains(err.Error(), "mapped once and in order") {
+	if _, err := OpenPrivate("/proc/self", private, 2*ChunkSize); err == nil || !strings.Contains(err.Error(), "mapped once and in order") {
 		t.Errorf("with a hole: %v", err)
 	}
 }

@@ -37,24 +37,44 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// isChecked tells whether these very files have been checked.
-func (r runDir) isChecked(id string, files map[string]identity) bool {
+// readChecked reads what is remembered of a snapshot in this boot.
+func (r runDir) readChecked(id string) (c checked, err error) {
 	boot, err := bootID()
+	if err != nil {
+		return c, err
+	}
+	b, err := os.ReadFile(r.path("checked", id))
+	if err != nil || json.Unmarshal(b, &c) != nil || c.Boot != boot || c.Files == nil {
+		c = checked{Boot: boot, Files: map[string]identity{}}
+	}
+	return c, nil
+}
+
+// isChecked tells whether this very file has been checked.
+func (r runDir) isChecked(id, name string, f *os.File) bool {
+	c, err := r.readChecked(id)
 	if err != nil {
 		return false
 	}
-	b, err := os.ReadFile(r.path("checked", id))
-	var c checked
-	return err == nil && json.Unmarshal(b, &c) == nil && c.Boot == boot && maps.Equal(c.Files, files)
+	have, err := identify(f)
+	return err == nil && c.Files[name] == have
 }
 
-// setChecked remembers that.
+// setChecked remembers files that have been checked.
+func (s *Store) setChecked(id string, files map[string]identity) {
+	if err := s.run.setChecked(id, files); err != nil { // as after a sweep at the wrong moment
+		s.log.Debug("what has been checked will be checked once more", "id", id, "err", err)
+	}
+}
+
+// setChecked remembers files. Of two who do that at once, one may be forgotten: its files are checked once more.
 func (r runDir) setChecked(id string, files map[string]identity) error {
-	boot, err := bootID()
+	c, err := r.readChecked(id)
 	if err != nil {
 		return err
 	}
-	b, err := json.Marshal(checked{Boot: boot, Files: files})
+	maps.Copy(c.Files, files)
+	b, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -72,10 +73,13 @@ type signed struct {
 	Snapshot json.RawMessage `json:"snapshot"`
 }
 
-// describe completes the description of what is saved in dir, syncs all files and writes the description beside them.
-func (i *Info) describe(dir string, saved *vmm.Saved) error {
+// describe completes the description of what is saved in dir, syncs all files and writes the description beside them. It
+// returns the files whose digests are known to be right.
+func (i *Info) describe(dir string, saved *vmm.Saved, parent disks) (map[string]identity, error) {
 	i.Disks = make([]Disk, len(saved.Disks))
 	var g errgroup.Group
+	var mu sync.Mutex
+	known := map[string]identity{}
 	complete := func(name string, to *File, digests func(f *os.File, size int64) (memory.Digests, error)) {
 		g.Go(func() error {
 			f, err := os.Open(filepath.Join(dir, name))
@@ -91,7 +95,10 @@ func (i *Info) describe(dir string, saved *vmm.Saved) error {
 			if to.Digests, err = digests(f, st.Size()); err != nil {
 				return err
 			}
-			return f.Sync()
+			mu.Lock()
+			known[name], err = identify(f)
+			mu.Unlock()
+			return errors.Join(err, f.Sync())
 		})
 	}
 	complete(vmm.StateFile, &i.State, memory.Digest)
@@ -101,16 +108,18 @@ func (i *Info) describe(dir string, saved *vmm.Saved) error {
 	for n, d := range saved.Disks {
 		i.Disks[n].SavedDisk = d
 		if !d.Placeholder {
-			complete(vmm.DiskFile(d.Serial), &i.Disks[n].File, memory.Digest)
+			complete(vmm.DiskFile(d.Serial), &i.Disks[n].File, func(f *os.File, size int64) (memory.Digests, error) {
+				return parent[d.Serial].inherit(f, size)
+			})
 		}
 	}
 	if err := g.Wait(); err != nil {
-		return err
+		return nil, err
 	}
 	if err := i.valid(i.ID); err != nil {
-		return err
+		return nil, err
 	}
-	return i.write(dir)
+	return known, i.write(dir)
 }
 
 func (i *Info) write(dir string) (err error) {

@@ -211,6 +211,7 @@ func TestMachines(t *testing.T) {
 // clone of a clone.
 func (h *host) testClones(t *testing.T) {
 	parent := h.fresh(t, "parent")
+	parent.Must(t, h.cfg, "fill root 20")
 	parent.Must(t, h.cfg, "count root")
 	parent.Must(t, h.cfg, "remember parent")
 	before, _ := parent.counts(t, h.cfg, 0)
@@ -264,6 +265,14 @@ func (h *host) testClones(t *testing.T) {
 		t.Errorf("the snapshot's disk counts %d, it was %d", again, saved)
 	}
 	child := h.save(t, "child", clones[2])
+	f, err := os.Open(filepath.Join(h.cfg.SnapshotDir(), "child", "disk-root"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := child.Disks[0].File.Digests.Check(f, child.Disks[0].File.Size); err != nil { // they are in part its parent's
+		t.Error(err)
+	}
 	if child.Parent != "counting" || child.Platform != info.Platform {
 		t.Errorf("%+v", child)
 	}

@@ -38,7 +38,7 @@ type Snapshot struct {
 func (s *Snapshot) Close() error { return s.files.Release() }
 
 // Open opens a snapshot for a user, whose name is told to whoever asks who uses it, until it is closed or this process ends.
-// It is checked: descriptions, sizes and the state each time, the disks once per boot of the host; the memory when it is held.
+// It is checked: descriptions, sizes and the state each time, the disks once per boot of the host, as the memory is when it is held.
 func (s *Store) Open(id, user string) (_ *Snapshot, err error) {
 	if err := validID(id); err != nil {
 		return nil, err
@@ -109,50 +109,49 @@ func (o *Snapshot) open(dir *os.Root, id string) error {
 
 // checkDisks reads the disks, unless that has been done since the host's start.
 func (o *Snapshot) checkDisks() error {
-	files := map[string]identity{}
-	for serial, f := range o.Images {
-		var err error
-		if files[serial], err = identify(f); err != nil {
-			return err
-		}
-	}
-	if o.store.run.isChecked(o.ID, files) {
-		return nil
-	}
-	began := time.Now()
 	for _, d := range o.Disks {
-		if d.Placeholder {
+		name, f := vmm.DiskFile(d.Serial), o.Images[d.Serial]
+		if d.Placeholder || o.store.run.isChecked(o.ID, name, f) {
 			continue
 		}
-		if err := d.File.check(vmm.DiskFile(d.Serial), o.Images[d.Serial]); err != nil {
+		began := time.Now()
+		if err := d.File.check(name, f); err != nil {
 			return err
 		}
+		o.store.log.Debug("checked a disk of a snapshot", "id", o.ID, "disk", d.Serial, "took", time.Since(began))
+		o.setChecked(name, f)
 	}
-	o.store.log.Debug("checked the disks of a snapshot", "id", o.ID, "took", time.Since(began))
-	return o.store.run.setChecked(o.ID, files)
+	return nil
+}
+
+func (o *Snapshot) setChecked(name string, f *os.File) {
+	if i, err := identify(f); err == nil {
+		o.store.setChecked(o.ID, map[string]identity{name: i})
+	}
 }
 
 // check reads all of a file.
 func (f *File) check(name string, file *os.File) error {
-	err := f.Digests.Check(file, f.Size)
+	return asDamage(name, f.Digests.Check(file, f.Size))
+}
+
+// asDamage makes the damage of a file that of the snapshot.
+func asDamage(name string, err error) error {
 	if errors.Is(err, memory.ErrDamaged) {
 		return damaged("%s is %v", name, err)
 	}
 	return err
 }
 
-// Hold returns the memory as a file that nobody can change, the same for all on the host who hold it. It is checked when it
-// is copied: at least once per boot of the host.
+// Hold returns the memory as a file that nobody can change, the same for all on the host who hold it. It is checked once
+// per boot of the host.
 func (o *Snapshot) Hold(ctx context.Context) (*memory.Held, error) {
 	key := fmt.Sprintf("%s@%s", o.ID, o.Info.Memory.Digests.String()[:16])
 	held, err := o.store.pool.Hold(ctx, key, o.Info.Memory.Size, func() (*os.File, error) {
 		began := time.Now()
-		f, digests, err := memory.Seal(o.Memory, o.Info.Memory.Size)
+		f, err := o.seal()
 		if err != nil {
 			return nil, err
-		}
-		if err := o.Info.Memory.Digests.Compare(digests); err != nil {
-			return nil, errors.Join(damaged("%s is %v", vmm.MemoryFile, err), f.Close())
 		}
 		o.store.log.Debug("copied the memory of a snapshot", "id", o.ID, "took", time.Since(began))
 		return f, nil
@@ -161,4 +160,19 @@ func (o *Snapshot) Hold(ctx context.Context) (*memory.Held, error) {
 		return nil, fmt.Errorf("snapshot %s: %w", o.ID, err)
 	}
 	return held, nil
+}
+
+func (o *Snapshot) seal() (*os.File, error) {
+	if o.store.run.isChecked(o.ID, vmm.MemoryFile, o.Memory) {
+		return memory.SealKnown(o.Memory, o.Info.Memory.Size)
+	}
+	f, digests, err := memory.Seal(o.Memory, o.Info.Memory.Size)
+	if err != nil {
+		return nil, err
+	}
+	if err := asDamage(vmm.MemoryFile, o.Info.Memory.Digests.Compare(digests)); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	o.setChecked(vmm.MemoryFile, o.Memory)
+	return f, nil
 }

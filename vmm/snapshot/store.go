@@ -82,7 +82,10 @@ func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesc
 	killpoint("saved")
 	info := &Info{Format: formatVersion, ID: id, Created: time.Now().UTC(), Parent: saved.Parent,
 		Platform: saved.Platform, Shape: saved.Shape, Frozen: saved.Frozen}
-	if err := info.describe(tmp, saved); err != nil {
+	parent := s.disksOf(saved.Parent)
+	defer parent.close()
+	known, err := info.describe(tmp, saved, parent)
+	if err != nil {
 		return nil, err
 	}
 	killpoint("described")
@@ -100,6 +103,7 @@ func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesc
 	if err := syncDir(s.dir); err != nil {
 		return nil, errors.Join(err, s.discard(id))
 	}
+	s.setChecked(id, known)
 	s.log.Debug("made a snapshot", "id", id, "stopped", saved.Stopped, "pages", saved.Memory.Pages, "written", saved.Memory.Bytes,
 		"frozen", saved.Frozen, "took", time.Since(began))
 	return info, nil
@@ -264,9 +268,15 @@ func (s *Store) Sweep() error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove half-made snapshots: %w", err)
 	}
-	return s.pool.Sweep(func(key string) bool {
-		return slices.ContainsFunc(names, func(id string) bool { return strings.HasPrefix(key, id+"@") })
-	})
+	err = errors.Join(
+		s.run.sweep(func(id string) bool { return slices.Contains(names, id) }),
+		s.pool.Sweep(func(key string) bool {
+			return slices.ContainsFunc(names, func(id string) bool { return strings.HasPrefix(key, id+"@") })
+		}))
+	if err != nil {
+		return fmt.Errorf("forget deleted snapshots: %w", err)
+	}
+	return nil
 }
 
 func syncDir(dir string) error {

@@ -73,7 +73,15 @@ func (r runDir) use(id string, u User) (release func(), err error) {
 
 // hold makes a file that is locked, from its first moment on, until release is called or this process is gone.
 func (r runDir) hold(dir, name string, note User) (release func(), err error) {
-	dir = r.path(dir)
+	for {
+		release, err = r.tryHold(r.path(dir), name, note)
+		if !errors.Is(err, fs.ErrNotExist) { // a sweep has taken the directory, which was empty
+			return release, err
+		}
+	}
+}
+
+func (r runDir) tryHold(dir, name string, note User) (release func(), err error) {
 	path := filepath.Join(dir, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -138,4 +146,29 @@ func (r runDir) users(id string) ([]User, error) {
 	}
 	slices.SortFunc(all, func(a, b User) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
 	return all, nil
+}
+
+// sweep forgets snapshots that are no more and that nobody uses.
+func (r runDir) sweep(exists func(id string) bool) error {
+	var errs []error
+	for _, dir := range []string{"checked", "users"} {
+		entries, err := os.ReadDir(r.path(dir))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, e := range entries {
+			if exists(e.Name()) {
+				continue
+			}
+			if users, err := r.users(e.Name()); err != nil || len(users) > 0 {
+				errs = append(errs, err)
+				continue
+			}
+			err := os.Remove(r.path(dir, e.Name()))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
