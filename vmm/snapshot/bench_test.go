@@ -26,11 +26,11 @@ func (l laps) report(b *testing.B) {
 // BenchmarkSave is a save of a running machine that has written that much of its memory: how long the guest stands still,
 // and all of it with digests and on the disk.
 func BenchmarkSave(b *testing.B) {
-	for _, mib := range []int{0, 10, 100} {
-		b.Run(fmt.Sprint(mib, "MiB"), func(b *testing.B) {
+	for _, tc := range []struct{ memory, written int }{{256, 0}, {256, 10}, {256, 100}, {2048, 0}, {2048, 500}} {
+		b.Run(fmt.Sprintf("%dof%dMiB", tc.written, tc.memory), func(b *testing.B) {
 			h := newHost(b, testfs.XFS(b, 4<<30))
-			m := h.fresh(b, "bench")
-			m.Must(b, h.cfg, "hog %d", mib)
+			m := h.must(b, vmm.Request{ID: "bench", Root: h.image(b, "bench", 1<<30), Shape: vmm.Shape{VCPUs: 1, MemoryMiB: tc.memory}})
+			m.Must(b, h.cfg, "hog %d", tc.written)
 			times := laps{}
 			var written []int64
 			for b.Loop() {

@@ -70,7 +70,7 @@ func (h *host) launch(t testing.TB, r vmm.Request) (*machine, error) {
 	if err := errors.Join(os.MkdirAll(r.Dir, 0o700), os.MkdirAll(r.DiskDir, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if r.Snapshot == "" {
+	if r.Snapshot == "" && r.Shape.VCPUs == 0 {
 		r.Shape = shape
 	}
 	m, err := h.launcher.Launch(within(t, h.cfg.Timeout(3*time.Minute)), r)
@@ -193,6 +193,7 @@ func TestMachines(t *testing.T) {
 				t.Run("twins", h.testTwins)
 				t.Run("disks", h.testDisks)
 				t.Run("agent", h.testAgent)
+				t.Run("full", h.testFull)
 				t.Run("killed", h.testKilled)
 				t.Run("refused", h.testRefused)
 				t.Run("sealed", h.testSealed)

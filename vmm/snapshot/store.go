@@ -251,22 +251,38 @@ func (s *Store) discard(id string) error {
 	return nil
 }
 
+// HalfMade lists the directories that killed processes were making or removing.
+func (s *Store) HalfMade() ([]string, error) {
+	names, err := s.names()
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for _, name := range names {
+		if strings.HasPrefix(name, tmpPrefix) && !s.run.held("making", name) {
+			left = append(left, filepath.Join(s.dir, name))
+		}
+	}
+	return left, nil
+}
+
 // Sweep removes what killed processes were making or removing, and what is remembered of snapshots that are no more.
 func (s *Store) Sweep() error {
-	names, err := s.names()
+	left, err := s.HalfMade()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, name := range names {
-		if !strings.HasPrefix(name, tmpPrefix) || s.run.held("making", name) {
-			continue
-		}
-		s.log.Info("removing a half-made snapshot", "dir", name)
-		errs = append(errs, os.RemoveAll(filepath.Join(s.dir, name)))
+	for _, dir := range left {
+		s.log.Info("removing a half-made snapshot", "dir", dir)
+		errs = append(errs, os.RemoveAll(dir))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove half-made snapshots: %w", err)
+	}
+	names, err := s.names()
+	if err != nil {
+		return err
 	}
 	err = errors.Join(
 		s.run.sweep(func(id string) bool { return slices.Contains(names, id) }),
