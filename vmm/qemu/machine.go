@@ -15,6 +15,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 
@@ -202,6 +203,13 @@ func (m *Machine) do(ctx context.Context, operation, command string, args any, f
 		err = vmm.ErrGone
 	}
 	return fmt.Errorf("%s: %w", operation, err)
+}
+
+// doWithin is do with a deadline, which is scaled.
+func (m *Machine) doWithin(ctx context.Context, limit time.Duration, operation, command string, args any, files ...*os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, m.driver.cfg.Timeout(limit))
+	defer cancel()
+	return m.do(ctx, operation, command, args, files...)
 }
 
 // newSet returns a number for a descriptor set of its own.

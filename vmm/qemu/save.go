@@ -24,6 +24,9 @@ import (
 const (
 	// freezeTimeout is how long a guest may take to come to rest: its agent answers in milliseconds.
 	freezeTimeout = 5 * time.Second
+	// stopTimeout is how long QEMU may take to stop the guest, which ends what it is writing to the disks, or to write its
+	// state.
+	stopTimeout = 10 * time.Second
 	// maxState bounds the state of a machine's devices; it has about 16 KiB.
 	maxState = 16 << 20
 )
@@ -135,7 +138,7 @@ func (m *Machine) prepare(ctx context.Context, dir string) (_ *saving, err error
 	}
 	defer w.Close()
 	s.stateSet = m.newSet()
-	return s, m.do(ctx, "hand over the state's file", "add-fd", map[string]any{"fdset-id": s.stateSet}, w)
+	return s, m.doWithin(ctx, commandTimeout, "hand over the state's file", "add-fd", map[string]any{"fdset-id": s.stateSet}, w)
 }
 
 func (m *Machine) prepareDisks(ctx context.Context, s *saving, dir string) error {
@@ -195,6 +198,7 @@ func (m *Machine) freeze(ctx context.Context, q vmm.Quiesce) (frozen bool, err e
 	return err == nil, err
 }
 
+// thaw lets the work go on, even if nobody waits for the save any more.
 func (m *Machine) thaw(q vmm.Quiesce) error {
 	ctx, cancel := context.WithTimeout(context.Background(), m.driver.cfg.Timeout(freezeTimeout))
 	defer cancel()
@@ -203,9 +207,7 @@ func (m *Machine) thaw(q vmm.Quiesce) error {
 
 // discard takes the file for the state back from QEMU, which lets go of it only while the guest runs.
 func (m *Machine) discard(set int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), m.driver.cfg.Timeout(commandTimeout))
-	defer cancel()
-	return m.do(ctx, "take back the state's file", "remove-fd", map[string]any{"fdset-id": set})
+	return m.doWithin(context.Background(), commandTimeout, "take back the state's file", "remove-fd", map[string]any{"fdset-id": set})
 }
 
 // capture has the guest stand still and copies what it could change.
@@ -213,12 +215,10 @@ func (m *Machine) capture(ctx context.Context, s *saving) (w memory.Written, sto
 	began := time.Now()
 	defer func() {
 		// Whatever has happened, and even if the answer to the stop is still to come.
-		ctx, cancel := context.WithTimeout(context.Background(), m.driver.cfg.Timeout(commandTimeout))
-		defer cancel()
-		err = unlessGone(err, m.do(ctx, "have the guest go on", "cont", nil))
+		err = unlessGone(err, m.doWithin(context.Background(), commandTimeout, "have the guest go on", "cont", nil))
 		stopped = time.Since(began)
 	}()
-	if err := m.do(ctx, "have the guest stand still", "stop", nil); err != nil {
+	if err := m.doWithin(ctx, stopTimeout, "have the guest stand still", "stop", nil); err != nil {
 		return w, 0, err
 	}
 	killpoint("stopped", m)
@@ -256,7 +256,7 @@ func unlessGone(err error, more ...error) error {
 // saveState has QEMU write the state of devices and CPUs to the descriptor in the set. The guest stands still.
 func (m *Machine) saveState(ctx context.Context, set int) error {
 	// The default, live: true, would take this for the end of a migration and let go of the disks.
-	return m.do(ctx, "save state", "xen-save-devices-state", map[string]any{"filename": fdset(set), "live": false})
+	return m.doWithin(ctx, stopTimeout, "save state", "xen-save-devices-state", map[string]any{"filename": fdset(set), "live": false})
 }
 
 // writeState copies the state from the file that QEMU could still write to.

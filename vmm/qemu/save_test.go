@@ -129,3 +129,22 @@ func TestSaveNeedsABase(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A QEMU that doesn't answer doesn't keep a save from ending; and when it answers again, the guest runs.
+func TestSaveOfAStuckQEMU(t *testing.T) {
+	cfg := testguest.Config(t)
+	cfg.TimeoutScale = 0.3
+	m, g := saveable(t, cfg, "stuck")
+	at(t, "frozen", func() { _ = unix.Kill(m.PID(), unix.SIGSTOP) })
+	_, err := m.Save(t.Context(), vmm.SaveRequest{Dir: t.TempDir(), Quiesce: &calm{}})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	if err := unix.Kill(m.PID(), unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	g.Must(t, cfg, "ping")
+	if _, err := m.Save(t.Context(), vmm.SaveRequest{Dir: t.TempDir(), Quiesce: &calm{}}); err != nil {
+		t.Error(err)
+	}
+}
