@@ -11,9 +11,6 @@ import (
 // holdVersion is the first version of the protocol that has typeHold, typeHeld and typeRelease.
 const holdVersion = 2
 
-// ErrNoHold says that the guest's agent is of before there was Hold.
-var ErrNoHold = errors.New("agent channel: the guest's agent is too old to hold it")
-
 // hold is what a session knows of its standing still. Session.mu guards it.
 type hold struct {
 	sent, received uint64 // bytes of whole frames, HELLO and HELLO_ACK aside
@@ -66,8 +63,8 @@ func (s *Session) askHold() (held <-chan struct{}, err error) {
 		return nil, errors.New("agent channel: only the host holds it")
 	case s.err != nil:
 		return nil, s.err
-	case s.version < holdVersion:
-		return nil, ErrNoHold
+	case !s.CanHold():
+		return nil, errors.New("agent channel: the guest's agent is too old to hold it")
 	case h.held != nil:
 		return nil, errors.New("agent channel: it is held already")
 	}
@@ -77,6 +74,9 @@ func (s *Session) askHold() (held <-chan struct{}, err error) {
 	s.writable.Signal()
 	return h.held, nil
 }
+
+// CanHold tells whether the guest's agent is of a version that can be asked to hold the channel.
+func (s *Session) CanHold() bool { return s.version >= holdVersion }
 
 // Release lets both sides go on after a Hold. Idempotent.
 func (s *Session) Release() {
