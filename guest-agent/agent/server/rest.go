@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -29,7 +28,7 @@ var changes = map[string]bool{
 }
 
 // errGivenUp is why a freeze ends that its caller doesn't wait for any more.
-var errGivenUp = errors.New("the host has given it up")
+var errGivenUp = fmt.Errorf("the host has given it up: %w", errdefs.ErrFailedPrecondition)
 
 // rest says whether the work in the guest is at rest, for a save of the machine, or about to be. It outlasts sessions.
 type rest struct {
@@ -77,7 +76,7 @@ func (r *rest) begin(f *freezing, t *turn, number uint64) error {
 	defer r.mu.Unlock()
 	switch {
 	case number <= t.over:
-		return fmt.Errorf("freeze %d: %w: %w", number, errGivenUp, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("freeze %d: %w", number, errGivenUp)
 	case r.frozen, r.underway != nil:
 		return fmt.Errorf("the containers are at rest already: %w", errdefs.ErrFailedPrecondition)
 	}
