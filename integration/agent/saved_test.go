@@ -14,12 +14,6 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/api"
 )
 
-// plugged is a disk of a machine.
-type plugged struct {
-	serial, image string
-	lun           int
-}
-
 // saved is what is left of a machine: its devices, its memory, its disks.
 type saved struct {
 	dir   string

@@ -47,8 +47,9 @@ var limits = map[string]time.Duration{
 
 const defaultLimit = 10 * time.Second
 
-// atRest are the calls that are made while the guest is at rest; all others wait.
-var atRest = map[string]bool{"Freeze": true, "Thaw": true}
+// atRest are the calls that are made while the guest is at rest; all others wait. One of them is the end of a machine that
+// may never go on.
+var atRest = map[string]bool{"Freeze": true, "Thaw": true, "Shutdown": true}
 
 // ErrGone says that the channel to the agent has ended, with the machine or without.
 var ErrGone = errdefs.ErrUnavailable.WithMessage("the virtual machine is gone")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/guest-agent/api/mux"
@@ -82,6 +83,9 @@ func TestCallsWaitForThaw(t *testing.T) {
 			_, err := g.Stats(testContext(t), &api.ContainerRequest{})
 			done <- err
 		}()
+		if _, err := g.Shutdown(testContext(t), &emptypb.Empty{}); !errors.Is(err, context.DeadlineExceeded) { // the channel is held
+			t.Errorf("the machine's end at rest: %v", err)
+		}
 		impatient, cancel := context.WithTimeout(t.Context(), hundredth(limits["Stats"])*3)
 		if _, err := g.ListPids(impatient, &api.ContainerRequest{}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a call of one who doesn't wait: %v", err)
