@@ -86,6 +86,7 @@ func TestFreezeInVain(t *testing.T) {
 	_, err := m.agent.Freeze(contextFor(t, time.Second), &api.FreezeRequest{Number: m.freezes})
 	wantLate(t, err)
 	counted(t, c.stdout)
+	m.thaw(t) // the guest may be about to end it
 	m.freezes++
 	given := make(chan error)
 	go func() {
