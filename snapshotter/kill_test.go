@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/testfs"
 	"github.com/cubesandbox/cube/snapshotter/image"
-	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
 )
 
 // The environment that makes the test binary a process that is killed at a point of an operation.

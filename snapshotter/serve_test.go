@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/guestmark"
-	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
+	"github.com/cubesandbox/cube/internal/testfs"
 )
 
 func TestServe(t *testing.T) {

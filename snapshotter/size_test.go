@@ -8,7 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/config"
-	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
+	"github.com/cubesandbox/cube/internal/testfs"
 )
 
 func TestDiskSize(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/guestmark"
-	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
+	"github.com/cubesandbox/cube/internal/testfs"
 )
 
 // fixture is a snapshotter on a file system of its own.

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
+	"github.com/cubesandbox/cube/internal/testfs"
 )
 
 // slack is what ext4's own metadata may add to a known amount of data, in bytes.

@@ -58,6 +58,13 @@ type Request struct {
 	// RemoveDisk takes it. The guest was saved before it had the disk, so it takes it to have RootBytes, whatever the
 	// image's size: it must go by what is in the image. The caller closes Root when it likes.
 	Root *os.File
+	// Snapshot, if set, is the id of a snapshot that the machine goes on from. Its shape and its disks are those of the
+	// snapshot: Shape and Root aren't given. The work in it is at rest, if it was when it was saved.
+	Snapshot string
+	// DiskDir is where the images of the disks of a machine from a snapshot are made, named by DiskFile: a directory that
+	// exists, is only root's, and is on the store's file system, where that takes no time. The images are the machine's own
+	// and stay when it ends: whoever owns the directory removes them. After an error Launch leaves none.
+	DiskDir string
 }
 
 // RootBytes is what the guest takes the size of Request.Root for, and the most that it may be: as much as ext4 can be
@@ -107,6 +114,10 @@ type Machine interface {
 	Resume(ctx context.Context) error
 	// SetCPULimit changes the host CPU time the whole machine may use; see Request.CPULimit. Idempotent.
 	SetCPULimit(ctx context.Context, cpus float64) error
+	// Save writes the running machine, as it is at one moment, into a directory, and has it go on, whatever comes of it.
+	// Disks are neither plugged in nor removed meanwhile, nor is the machine paused: that waits. A paused machine isn't
+	// saved.
+	Save(ctx context.Context, r SaveRequest) (*Saved, error)
 	// Waiting tells whether the machine stands still because the store is full; it goes on by itself when there is
 	// space. A guest that doesn't answer meanwhile isn't dead.
 	Waiting() bool

@@ -1006,6 +1006,174 @@ func (x *ExecProcessRequest) GetRows() uint32 {
 	return 0
 }
 
+type FreezeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // rises from call to call of a session
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeRequest) Reset() {
+	*x = FreezeRequest{}
+	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeRequest) ProtoMessage() {}
+
+func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
+func (*FreezeRequest) Descriptor() ([]byte, []int) {
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *FreezeRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+type ThawRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the session's last Freeze, 0 if it has made none. One of that number, or a lower, that comes later is
+	// refused: it may be held up longer than its caller waits.
+	Number        uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	UnixNanos     int64  `protobuf:"varint,2,opt,name=unix_nanos,json=unixNanos,proto3" json:"unix_nanos,omitempty"` // the host's wall clock when the request was sent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ThawRequest) Reset() {
+	*x = ThawRequest{}
+	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ThawRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ThawRequest) ProtoMessage() {}
+
+func (x *ThawRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
+func (*ThawRequest) Descriptor() ([]byte, []int) {
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ThawRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ThawRequest) GetUnixNanos() int64 {
+	if x != nil {
+		return x.UnixNanos
+	}
+	return 0
+}
+
+type AttachProcessRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Id     string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	ExecId string                 `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"` // "" = init
+	Stdio  *Stdio                 `protobuf:"bytes,3,opt,name=stdio,proto3" json:"stdio,omitempty"`                 // with the terminal that the process was made with, or without
+	// What the process has written or was sent, but no session has brought to its end, still goes there: this machine goes
+	// on in place of the saved one. Otherwise it is dropped.
+	GoesOn        bool `protobuf:"varint,4,opt,name=goes_on,json=goesOn,proto3" json:"goes_on,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachProcessRequest) Reset() {
+	*x = AttachProcessRequest{}
+	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachProcessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachProcessRequest) ProtoMessage() {}
+
+func (x *AttachProcessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachProcessRequest.ProtoReflect.Descriptor instead.
+func (*AttachProcessRequest) Descriptor() ([]byte, []int) {
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *AttachProcessRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AttachProcessRequest) GetExecId() string {
+	if x != nil {
+		return x.ExecId
+	}
+	return ""
+}
+
+func (x *AttachProcessRequest) GetStdio() *Stdio {
+	if x != nil {
+		return x.Stdio
+	}
+	return nil
+}
+
+func (x *AttachProcessRequest) GetGoesOn() bool {
+	if x != nil {
+		return x.GoesOn
+	}
+	return false
+}
+
 type ProcessResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pid           uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"` // in the guest; for logs only
@@ -1015,7 +1183,7 @@ type ProcessResponse struct {
 
 func (x *ProcessResponse) Reset() {
 	*x = ProcessResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1195,7 @@ func (x *ProcessResponse) String() string {
 func (*ProcessResponse) ProtoMessage() {}
 
 func (x *ProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[15]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1208,7 @@ func (x *ProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessResponse.ProtoReflect.Descriptor instead.
 func (*ProcessResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{15}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ProcessResponse) GetPid() uint32 {
@@ -1059,7 +1227,7 @@ type ContainerRequest struct {
 
 func (x *ContainerRequest) Reset() {
 	*x = ContainerRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1239,7 @@ func (x *ContainerRequest) String() string {
 func (*ContainerRequest) ProtoMessage() {}
 
 func (x *ContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[16]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1252,7 @@ func (x *ContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerRequest.ProtoReflect.Descriptor instead.
 func (*ContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{16}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ContainerRequest) GetId() string {
@@ -1106,7 +1274,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1286,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[17]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1299,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{17}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -1174,7 +1342,7 @@ type ResizePtyRequest struct {
 
 func (x *ResizePtyRequest) Reset() {
 	*x = ResizePtyRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +1354,7 @@ func (x *ResizePtyRequest) String() string {
 func (*ResizePtyRequest) ProtoMessage() {}
 
 func (x *ResizePtyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1367,7 @@ func (x *ResizePtyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizePtyRequest.ProtoReflect.Descriptor instead.
 func (*ResizePtyRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{18}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ResizePtyRequest) GetId() string {
@@ -1239,7 +1407,7 @@ type ListPidsResponse struct {
 
 func (x *ListPidsResponse) Reset() {
 	*x = ListPidsResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1419,7 @@ func (x *ListPidsResponse) String() string {
 func (*ListPidsResponse) ProtoMessage() {}
 
 func (x *ListPidsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1432,7 @@ func (x *ListPidsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPidsResponse.ProtoReflect.Descriptor instead.
 func (*ListPidsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{19}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListPidsResponse) GetPids() []uint32 {
@@ -1283,7 +1451,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1463,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1476,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{20}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StatsResponse) GetMetrics() []byte {
@@ -1327,7 +1495,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1507,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1520,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{21}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -1377,7 +1545,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1389,7 +1557,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1402,7 +1570,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{22}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -1471,7 +1639,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1651,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1664,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{23}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Exit) GetId() string {
@@ -1529,7 +1697,7 @@ type OOM struct {
 
 func (x *OOM) Reset() {
 	*x = OOM{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1709,7 @@ func (x *OOM) String() string {
 func (*OOM) ProtoMessage() {}
 
 func (x *OOM) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1722,7 @@ func (x *OOM) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OOM.ProtoReflect.Descriptor instead.
 func (*OOM) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{24}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *OOM) GetId() string {
@@ -1642,7 +1810,18 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\aprocess\x18\x03 \x01(\fR\aprocess\x12*\n" +
 	"\x05stdio\x18\x04 \x01(\v2\x14.cube.agent.v1.StdioR\x05stdio\x12\x18\n" +
 	"\acolumns\x18\x05 \x01(\rR\acolumns\x12\x12\n" +
-	"\x04rows\x18\x06 \x01(\rR\x04rows\"#\n" +
+	"\x04rows\x18\x06 \x01(\rR\x04rows\"'\n" +
+	"\rFreezeRequest\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\"D\n" +
+	"\vThawRequest\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1d\n" +
+	"\n" +
+	"unix_nanos\x18\x02 \x01(\x03R\tunixNanos\"\x84\x01\n" +
+	"\x14AttachProcessRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12*\n" +
+	"\x05stdio\x18\x03 \x01(\v2\x14.cube.agent.v1.StdioR\x05stdio\x12\x17\n" +
+	"\agoes_on\x18\x04 \x01(\bR\x06goesOn\"#\n" +
 	"\x0fProcessResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\"\"\n" +
 	"\x10ContainerRequest\x12\x0e\n" +
@@ -1675,7 +1854,8 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x16\n" +
 	"\x06status\x18\x03 \x01(\rR\x06status\"\x15\n" +
 	"\x03OOM\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id2\xa6\t\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id2\xf0\n" +
+	"\n" +
 	"\x05Agent\x12N\n" +
 	"\tConfigure\x12\x1f.cube.agent.v1.ConfigureRequest\x1a .cube.agent.v1.ConfigureResponse\x12@\n" +
 	"\aSetTime\x12\x1d.cube.agent.v1.SetTimeRequest\x1a\x16.google.protobuf.Empty\x12X\n" +
@@ -1691,7 +1871,10 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\x05Stats\x12\x1f.cube.agent.v1.ContainerRequest\x1a\x1c.cube.agent.v1.StatsResponse\x12J\n" +
 	"\x0fDeleteContainer\x12\x1f.cube.agent.v1.ContainerRequest\x1a\x16.google.protobuf.Empty\x12>\n" +
 	"\x06Events\x12\x1c.cube.agent.v1.EventsRequest\x1a\x14.cube.agent.v1.Event0\x01\x129\n" +
-	"\aQuiesce\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.Empty\x12:\n" +
+	"\aQuiesce\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.Empty\x12>\n" +
+	"\x06Freeze\x12\x1c.cube.agent.v1.FreezeRequest\x1a\x16.google.protobuf.Empty\x12:\n" +
+	"\x04Thaw\x12\x1a.cube.agent.v1.ThawRequest\x1a\x16.google.protobuf.Empty\x12L\n" +
+	"\rAttachProcess\x12#.cube.agent.v1.AttachProcessRequest\x1a\x16.google.protobuf.Empty\x12:\n" +
 	"\bShutdown\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.EmptyB1Z/github.com/cubesandbox/cube/guest-agent/api;apib\x06proto3"
 
 var (
@@ -1706,7 +1889,7 @@ func file_guest_agent_api_agent_proto_rawDescGZIP() []byte {
 	return file_guest_agent_api_agent_proto_rawDescData
 }
 
-var file_guest_agent_api_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_guest_agent_api_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_guest_agent_api_agent_proto_goTypes = []any{
 	(*ConfigureRequest)(nil),       // 0: cube.agent.v1.ConfigureRequest
 	(*Network)(nil),                // 1: cube.agent.v1.Network
@@ -1723,17 +1906,20 @@ var file_guest_agent_api_agent_proto_goTypes = []any{
 	(*Namespace)(nil),              // 12: cube.agent.v1.Namespace
 	(*UpdateContainerRequest)(nil), // 13: cube.agent.v1.UpdateContainerRequest
 	(*ExecProcessRequest)(nil),     // 14: cube.agent.v1.ExecProcessRequest
-	(*ProcessResponse)(nil),        // 15: cube.agent.v1.ProcessResponse
-	(*ContainerRequest)(nil),       // 16: cube.agent.v1.ContainerRequest
-	(*SignalProcessRequest)(nil),   // 17: cube.agent.v1.SignalProcessRequest
-	(*ResizePtyRequest)(nil),       // 18: cube.agent.v1.ResizePtyRequest
-	(*ListPidsResponse)(nil),       // 19: cube.agent.v1.ListPidsResponse
-	(*StatsResponse)(nil),          // 20: cube.agent.v1.StatsResponse
-	(*EventsRequest)(nil),          // 21: cube.agent.v1.EventsRequest
-	(*Event)(nil),                  // 22: cube.agent.v1.Event
-	(*Exit)(nil),                   // 23: cube.agent.v1.Exit
-	(*OOM)(nil),                    // 24: cube.agent.v1.OOM
-	(*emptypb.Empty)(nil),          // 25: google.protobuf.Empty
+	(*FreezeRequest)(nil),          // 15: cube.agent.v1.FreezeRequest
+	(*ThawRequest)(nil),            // 16: cube.agent.v1.ThawRequest
+	(*AttachProcessRequest)(nil),   // 17: cube.agent.v1.AttachProcessRequest
+	(*ProcessResponse)(nil),        // 18: cube.agent.v1.ProcessResponse
+	(*ContainerRequest)(nil),       // 19: cube.agent.v1.ContainerRequest
+	(*SignalProcessRequest)(nil),   // 20: cube.agent.v1.SignalProcessRequest
+	(*ResizePtyRequest)(nil),       // 21: cube.agent.v1.ResizePtyRequest
+	(*ListPidsResponse)(nil),       // 22: cube.agent.v1.ListPidsResponse
+	(*StatsResponse)(nil),          // 23: cube.agent.v1.StatsResponse
+	(*EventsRequest)(nil),          // 24: cube.agent.v1.EventsRequest
+	(*Event)(nil),                  // 25: cube.agent.v1.Event
+	(*Exit)(nil),                   // 26: cube.agent.v1.Exit
+	(*OOM)(nil),                    // 27: cube.agent.v1.OOM
+	(*emptypb.Empty)(nil),          // 28: google.protobuf.Empty
 }
 var file_guest_agent_api_agent_proto_depIdxs = []int32{
 	1,  // 0: cube.agent.v1.ConfigureRequest.network:type_name -> cube.agent.v1.Network
@@ -1748,45 +1934,52 @@ var file_guest_agent_api_agent_proto_depIdxs = []int32{
 	11, // 9: cube.agent.v1.CreateContainerRequest.shares:type_name -> cube.agent.v1.Share
 	12, // 10: cube.agent.v1.CreateContainerRequest.namespaces:type_name -> cube.agent.v1.Namespace
 	8,  // 11: cube.agent.v1.ExecProcessRequest.stdio:type_name -> cube.agent.v1.Stdio
-	23, // 12: cube.agent.v1.Event.exit:type_name -> cube.agent.v1.Exit
-	24, // 13: cube.agent.v1.Event.oom:type_name -> cube.agent.v1.OOM
-	0,  // 14: cube.agent.v1.Agent.Configure:input_type -> cube.agent.v1.ConfigureRequest
-	3,  // 15: cube.agent.v1.Agent.SetTime:input_type -> cube.agent.v1.SetTimeRequest
-	9,  // 16: cube.agent.v1.Agent.CreateContainer:input_type -> cube.agent.v1.CreateContainerRequest
-	14, // 17: cube.agent.v1.Agent.ExecProcess:input_type -> cube.agent.v1.ExecProcessRequest
-	16, // 18: cube.agent.v1.Agent.StartContainer:input_type -> cube.agent.v1.ContainerRequest
-	17, // 19: cube.agent.v1.Agent.SignalProcess:input_type -> cube.agent.v1.SignalProcessRequest
-	16, // 20: cube.agent.v1.Agent.PauseContainer:input_type -> cube.agent.v1.ContainerRequest
-	16, // 21: cube.agent.v1.Agent.ResumeContainer:input_type -> cube.agent.v1.ContainerRequest
-	13, // 22: cube.agent.v1.Agent.UpdateContainer:input_type -> cube.agent.v1.UpdateContainerRequest
-	18, // 23: cube.agent.v1.Agent.ResizePty:input_type -> cube.agent.v1.ResizePtyRequest
-	16, // 24: cube.agent.v1.Agent.ListPids:input_type -> cube.agent.v1.ContainerRequest
-	16, // 25: cube.agent.v1.Agent.Stats:input_type -> cube.agent.v1.ContainerRequest
-	16, // 26: cube.agent.v1.Agent.DeleteContainer:input_type -> cube.agent.v1.ContainerRequest
-	21, // 27: cube.agent.v1.Agent.Events:input_type -> cube.agent.v1.EventsRequest
-	25, // 28: cube.agent.v1.Agent.Quiesce:input_type -> google.protobuf.Empty
-	25, // 29: cube.agent.v1.Agent.Shutdown:input_type -> google.protobuf.Empty
-	2,  // 30: cube.agent.v1.Agent.Configure:output_type -> cube.agent.v1.ConfigureResponse
-	25, // 31: cube.agent.v1.Agent.SetTime:output_type -> google.protobuf.Empty
-	15, // 32: cube.agent.v1.Agent.CreateContainer:output_type -> cube.agent.v1.ProcessResponse
-	15, // 33: cube.agent.v1.Agent.ExecProcess:output_type -> cube.agent.v1.ProcessResponse
-	25, // 34: cube.agent.v1.Agent.StartContainer:output_type -> google.protobuf.Empty
-	25, // 35: cube.agent.v1.Agent.SignalProcess:output_type -> google.protobuf.Empty
-	25, // 36: cube.agent.v1.Agent.PauseContainer:output_type -> google.protobuf.Empty
-	25, // 37: cube.agent.v1.Agent.ResumeContainer:output_type -> google.protobuf.Empty
-	25, // 38: cube.agent.v1.Agent.UpdateContainer:output_type -> google.protobuf.Empty
-	25, // 39: cube.agent.v1.Agent.ResizePty:output_type -> google.protobuf.Empty
-	19, // 40: cube.agent.v1.Agent.ListPids:output_type -> cube.agent.v1.ListPidsResponse
-	20, // 41: cube.agent.v1.Agent.Stats:output_type -> cube.agent.v1.StatsResponse
-	25, // 42: cube.agent.v1.Agent.DeleteContainer:output_type -> google.protobuf.Empty
-	22, // 43: cube.agent.v1.Agent.Events:output_type -> cube.agent.v1.Event
-	25, // 44: cube.agent.v1.Agent.Quiesce:output_type -> google.protobuf.Empty
-	25, // 45: cube.agent.v1.Agent.Shutdown:output_type -> google.protobuf.Empty
-	30, // [30:46] is the sub-list for method output_type
-	14, // [14:30] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	8,  // 12: cube.agent.v1.AttachProcessRequest.stdio:type_name -> cube.agent.v1.Stdio
+	26, // 13: cube.agent.v1.Event.exit:type_name -> cube.agent.v1.Exit
+	27, // 14: cube.agent.v1.Event.oom:type_name -> cube.agent.v1.OOM
+	0,  // 15: cube.agent.v1.Agent.Configure:input_type -> cube.agent.v1.ConfigureRequest
+	3,  // 16: cube.agent.v1.Agent.SetTime:input_type -> cube.agent.v1.SetTimeRequest
+	9,  // 17: cube.agent.v1.Agent.CreateContainer:input_type -> cube.agent.v1.CreateContainerRequest
+	14, // 18: cube.agent.v1.Agent.ExecProcess:input_type -> cube.agent.v1.ExecProcessRequest
+	19, // 19: cube.agent.v1.Agent.StartContainer:input_type -> cube.agent.v1.ContainerRequest
+	20, // 20: cube.agent.v1.Agent.SignalProcess:input_type -> cube.agent.v1.SignalProcessRequest
+	19, // 21: cube.agent.v1.Agent.PauseContainer:input_type -> cube.agent.v1.ContainerRequest
+	19, // 22: cube.agent.v1.Agent.ResumeContainer:input_type -> cube.agent.v1.ContainerRequest
+	13, // 23: cube.agent.v1.Agent.UpdateContainer:input_type -> cube.agent.v1.UpdateContainerRequest
+	21, // 24: cube.agent.v1.Agent.ResizePty:input_type -> cube.agent.v1.ResizePtyRequest
+	19, // 25: cube.agent.v1.Agent.ListPids:input_type -> cube.agent.v1.ContainerRequest
+	19, // 26: cube.agent.v1.Agent.Stats:input_type -> cube.agent.v1.ContainerRequest
+	19, // 27: cube.agent.v1.Agent.DeleteContainer:input_type -> cube.agent.v1.ContainerRequest
+	24, // 28: cube.agent.v1.Agent.Events:input_type -> cube.agent.v1.EventsRequest
+	28, // 29: cube.agent.v1.Agent.Quiesce:input_type -> google.protobuf.Empty
+	15, // 30: cube.agent.v1.Agent.Freeze:input_type -> cube.agent.v1.FreezeRequest
+	16, // 31: cube.agent.v1.Agent.Thaw:input_type -> cube.agent.v1.ThawRequest
+	17, // 32: cube.agent.v1.Agent.AttachProcess:input_type -> cube.agent.v1.AttachProcessRequest
+	28, // 33: cube.agent.v1.Agent.Shutdown:input_type -> google.protobuf.Empty
+	2,  // 34: cube.agent.v1.Agent.Configure:output_type -> cube.agent.v1.ConfigureResponse
+	28, // 35: cube.agent.v1.Agent.SetTime:output_type -> google.protobuf.Empty
+	18, // 36: cube.agent.v1.Agent.CreateContainer:output_type -> cube.agent.v1.ProcessResponse
+	18, // 37: cube.agent.v1.Agent.ExecProcess:output_type -> cube.agent.v1.ProcessResponse
+	28, // 38: cube.agent.v1.Agent.StartContainer:output_type -> google.protobuf.Empty
+	28, // 39: cube.agent.v1.Agent.SignalProcess:output_type -> google.protobuf.Empty
+	28, // 40: cube.agent.v1.Agent.PauseContainer:output_type -> google.protobuf.Empty
+	28, // 41: cube.agent.v1.Agent.ResumeContainer:output_type -> google.protobuf.Empty
+	28, // 42: cube.agent.v1.Agent.UpdateContainer:output_type -> google.protobuf.Empty
+	28, // 43: cube.agent.v1.Agent.ResizePty:output_type -> google.protobuf.Empty
+	22, // 44: cube.agent.v1.Agent.ListPids:output_type -> cube.agent.v1.ListPidsResponse
+	23, // 45: cube.agent.v1.Agent.Stats:output_type -> cube.agent.v1.StatsResponse
+	28, // 46: cube.agent.v1.Agent.DeleteContainer:output_type -> google.protobuf.Empty
+	25, // 47: cube.agent.v1.Agent.Events:output_type -> cube.agent.v1.Event
+	28, // 48: cube.agent.v1.Agent.Quiesce:output_type -> google.protobuf.Empty
+	28, // 49: cube.agent.v1.Agent.Freeze:output_type -> google.protobuf.Empty
+	28, // 50: cube.agent.v1.Agent.Thaw:output_type -> google.protobuf.Empty
+	28, // 51: cube.agent.v1.Agent.AttachProcess:output_type -> google.protobuf.Empty
+	28, // 52: cube.agent.v1.Agent.Shutdown:output_type -> google.protobuf.Empty
+	34, // [34:53] is the sub-list for method output_type
+	15, // [15:34] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_guest_agent_api_agent_proto_init() }
@@ -1794,7 +1987,7 @@ func file_guest_agent_api_agent_proto_init() {
 	if File_guest_agent_api_agent_proto != nil {
 		return
 	}
-	file_guest_agent_api_agent_proto_msgTypes[22].OneofWrappers = []any{
+	file_guest_agent_api_agent_proto_msgTypes[25].OneofWrappers = []any{
 		(*Event_Exit)(nil),
 		(*Event_Oom)(nil),
 	}
@@ -1804,7 +1997,7 @@ func file_guest_agent_api_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_agent_api_agent_proto_rawDesc), len(file_guest_agent_api_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

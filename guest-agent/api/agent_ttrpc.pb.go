@@ -24,6 +24,9 @@ type AgentService interface {
 	DeleteContainer(context.Context, *ContainerRequest) (*emptypb.Empty, error)
 	Events(context.Context, *EventsRequest, Agent_EventsServer) error
 	Quiesce(context.Context, *emptypb.Empty) (*emptypb.Empty, error)
+	Freeze(context.Context, *FreezeRequest) (*emptypb.Empty, error)
+	Thaw(context.Context, *ThawRequest) (*emptypb.Empty, error)
+	AttachProcess(context.Context, *AttachProcessRequest) (*emptypb.Empty, error)
 	Shutdown(context.Context, *emptypb.Empty) (*emptypb.Empty, error)
 }
 
@@ -141,6 +144,27 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 				}
 				return svc.Quiesce(ctx, &req)
 			},
+			"Freeze": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req FreezeRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Freeze(ctx, &req)
+			},
+			"Thaw": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ThawRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Thaw(ctx, &req)
+			},
+			"AttachProcess": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req AttachProcessRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.AttachProcess(ctx, &req)
+			},
 			"Shutdown": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req emptypb.Empty
 				if err := unmarshal(&req); err != nil {
@@ -181,6 +205,9 @@ type AgentClient interface {
 	DeleteContainer(context.Context, *ContainerRequest) (*emptypb.Empty, error)
 	Events(context.Context, *EventsRequest) (Agent_EventsClient, error)
 	Quiesce(context.Context, *emptypb.Empty) (*emptypb.Empty, error)
+	Freeze(context.Context, *FreezeRequest) (*emptypb.Empty, error)
+	Thaw(context.Context, *ThawRequest) (*emptypb.Empty, error)
+	AttachProcess(context.Context, *AttachProcessRequest) (*emptypb.Empty, error)
 	Shutdown(context.Context, *emptypb.Empty) (*emptypb.Empty, error)
 }
 
@@ -330,6 +357,30 @@ func (x *agentEventsClient) Recv() (*Event, error) {
 func (c *agentClient) Quiesce(ctx context.Context, req *emptypb.Empty) (*emptypb.Empty, error) {
 	var resp emptypb.Empty
 	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "Quiesce", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) Freeze(ctx context.Context, req *FreezeRequest) (*emptypb.Empty, error) {
+	var resp emptypb.Empty
+	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "Freeze", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) Thaw(ctx context.Context, req *ThawRequest) (*emptypb.Empty, error) {
+	var resp emptypb.Empty
+	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "Thaw", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) AttachProcess(ctx context.Context, req *AttachProcessRequest) (*emptypb.Empty, error) {
+	var resp emptypb.Empty
+	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "AttachProcess", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

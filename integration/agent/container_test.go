@@ -99,6 +99,7 @@ type container struct {
 	stdin  *mux.Stream
 	stdout *mux.Stream
 	stderr *mux.Stream
+	keep   bool // with its machine
 
 	files      []*api.File
 	shares     []*api.Share
@@ -118,7 +119,11 @@ func (c *container) addDisk(t *testing.T, serial, image string) {
 	t.Helper()
 	c.m.plug(t, serial, image)
 	c.disks = append(c.disks, &api.Disk{Serial: serial, Fstype: "ext4", Options: []string{"noatime"}})
-	t.Cleanup(func() { c.discard(t) })
+	t.Cleanup(func() {
+		if !c.keep {
+			c.discard(t)
+		}
+	})
 }
 
 // discard deletes the container, while the machine goes on, and unplugs its disks. Idempotent.

@@ -4,7 +4,6 @@ package agent
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -48,6 +47,9 @@ func contextFor(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
+// memory is how much a machine has.
+const memory = "256M"
+
 // machine is a QEMU without a jail, as small as the agent can be tested with.
 type machine struct {
 	dir     string
@@ -61,8 +63,10 @@ type machine struct {
 	session *mux.Session
 	agent   api.AgentClient
 	stream  uint32
+	freezes uint64 // in the session
 	lun     int
-	read    uint64 // the last event that has been read
+	disks   []plugged // all that have been plugged in
+	read    uint64    // the last event that has been read
 }
 
 // console keeps what the guest prints.
@@ -98,8 +102,27 @@ func sharedMachine(t *testing.T) *machine {
 	return shared
 }
 
-// boot starts a machine and connects to its agent.
-func boot(t *testing.T) *machine {
+// boot starts a machine, connects to its agent and gives it an identity.
+func boot(t *testing.T, options ...string) *machine {
+	t.Helper()
+	khz, err := tsc.KHz()
+	if err != nil {
+		t.Fatal(err)
+	}
+	guest := cfg.GuestDir()
+	if options == nil {
+		options = []string{"-object", "memory-backend-memfd,id=mem,size=" + memory}
+	}
+	m := launch(t, append([]string{
+		"-kernel", guest + "/vmlinuz", "-initrd", guest + "/initrd.img",
+		"-append", "console=ttyS0 quiet tsc=reliable panic=-1 reboot=t mitigations=off tsc_early_khz=" + strconv.Itoa(khz),
+	}, options...))
+	m.configure(t)
+	return m
+}
+
+// launch starts a machine and connects to its agent.
+func launch(t *testing.T, options []string) *machine {
 	t.Helper()
 	guest, qemu := cfg.GuestDir(), cfg.QEMUDir()
 	for _, needed := range []string{guest, qemu} {
@@ -112,26 +135,21 @@ func boot(t *testing.T) *machine {
 		t.Fatal(err)
 	}
 	m := &machine{dir: dir, ended: make(chan struct{}), console: &console{}, stream: mux.ControlID}
-	khz, err := tsc.KHz()
-	if err != nil {
-		t.Fatal(err)
-	}
 	agent, agentQEMU := socketpair(t)
 	control, controlQEMU := socketpair(t)
 	modules := fmt.Sprintf(`{"driver":"raw","node-name":"modules","read-only":true,"file":{"driver":"file","filename":%q}}`, guest+"/modules.img")
 	lib := func(d string) string { return filepath.Join(qemu, d) }
-	m.process = exec.Command(lib("lib64/ld-linux-x86-64.so.2"),
-		"--library-path", lib("lib/x86_64-linux-gnu")+":"+lib("usr/lib/x86_64-linux-gnu"), lib("usr/bin/qemu-system-x86_64"),
+	m.process = exec.Command(lib("lib64/ld-linux-x86-64.so.2"), append([]string{
+		"--library-path", lib("lib/x86_64-linux-gnu") + ":" + lib("usr/lib/x86_64-linux-gnu"), lib("usr/bin/qemu-system-x86_64"),
 		"-L", lib("usr/share/qemu"), "-L", lib("usr/share/seabios"),
-		"-M", "microvm", "-accel", "tcg,tb-size=32", "-cpu", "max", "-smp", "1", "-m", "256", "-nodefaults", "-no-user-config",
+		"-M", "microvm,memory-backend=mem", "-accel", "tcg,tb-size=32", "-cpu", "max", "-smp", "1", "-m", memory, "-nodefaults", "-no-user-config",
 		"-display", "none", "-no-reboot", "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
-		"-kernel", guest+"/vmlinuz", "-initrd", guest+"/initrd.img",
-		"-append", "console=ttyS0 quiet tsc=reliable panic=-1 reboot=t mitigations=off tsc_early_khz="+strconv.Itoa(khz),
 		"-chardev", "socket,id=qmp,fd=4", "-mon", "chardev=qmp,mode=control",
 		"-device", "virtio-serial-device,id=serial0", "-chardev", "socket,id=agent,fd=3",
 		"-device", "virtserialport,chardev=agent,name=cube.agent",
 		"-device", "virtio-scsi-device,id=scsi0", "-blockdev", modules,
-		"-device", "scsi-hd,drive=modules,bus=scsi0.0,lun=0,serial=modules")
+		"-device", "scsi-hd,drive=modules,bus=scsi0.0,lun=0,serial=modules",
+	}, options...)...)
 	m.process.Env = []string{"QEMU_MODULE_DIR=" + lib("usr/lib/x86_64-linux-gnu/qemu")}
 	m.process.ExtraFiles = []*os.File{agentQEMU, controlQEMU}
 	m.process.Stdout, m.process.Stderr = m.console, m.console
@@ -153,7 +171,6 @@ func boot(t *testing.T) *machine {
 	}
 	m.connect(t)
 	watch.log("from QEMU's start to the agent's hello")
-	m.configure(t)
 	return m
 }
 
@@ -257,50 +274,6 @@ func (m *machine) awaitEnd(t *testing.T) {
 	case <-m.ended:
 	case <-contextFor(t, 30*time.Second).Done():
 		t.Fatalf("the machine didn't end; console:\n%s", m.console)
-	}
-}
-
-// plug plugs an image in.
-func (m *machine) plug(t *testing.T, serial, image string) {
-	t.Helper()
-	ctx := contextFor(t, 20*time.Second)
-	m.do(ctx, t, "blockdev-add", map[string]any{
-		"driver": "raw", "node-name": serial, "file": map[string]any{"driver": "file", "filename": image},
-	})
-	m.do(ctx, t, "device_add", map[string]any{
-		"driver": "scsi-hd", "id": "disk-" + serial, "drive": serial, "bus": "scsi0.0", "lun": m.lun, "serial": serial,
-	})
-	m.lun++
-}
-
-// unplug takes it out.
-func (m *machine) unplug(t *testing.T, serial string) {
-	t.Helper()
-	ctx := contextFor(t, 20*time.Second)
-	events := m.qmp.Subscribe("DEVICE_DELETED")
-	defer events.Close()
-	m.do(ctx, t, "device_del", map[string]any{"id": "disk-" + serial})
-	for {
-		select {
-		case e := <-events.C():
-			var data struct{ Device string }
-			if err := json.Unmarshal(e.Data, &data); err != nil {
-				t.Fatal(err)
-			}
-			if data.Device == "disk-"+serial {
-				m.do(ctx, t, "blockdev-del", map[string]any{"node-name": serial})
-				return
-			}
-		case <-ctx.Done():
-			t.Fatalf("disk %s isn't let go", serial)
-		}
-	}
-}
-
-func (m *machine) do(ctx context.Context, t *testing.T, command string, args map[string]any) {
-	t.Helper()
-	if err := m.qmp.Do(ctx, command, args, nil); err != nil {
-		t.Fatal(err)
 	}
 }
 

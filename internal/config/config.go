@@ -221,6 +221,9 @@ func (c *Config) SnapshotterDir() string { return filepath.Join(c.StoreDir(), "s
 // BaseDir holds base VM snapshots.
 func (c *Config) BaseDir() string { return filepath.Join(c.StoreDir(), "base") }
 
+// SnapshotDir holds the snapshots of running machines.
+func (c *Config) SnapshotDir() string { return filepath.Join(c.StoreDir(), "snapshots") }
+
 // LogDir holds the output of detached containers and the daemons' logs.
 func (c *Config) LogDir() string { return filepath.Join(c.StateDir, "logs") }
 

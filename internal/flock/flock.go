@@ -59,6 +59,18 @@ func LockDir(ctx context.Context, dir string, shared bool) (unlock func(), err e
 	}
 }
 
+// TryLockDir takes the exclusive lock on a directory itself, or returns ErrLocked at once.
+func TryLockDir(dir string) (unlock func(), err error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := acquire(f, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
 // isAt tells whether f is what the path leads to.
 func isAt(f *os.File, path string) (bool, error) {
 	have, err := f.Stat()

@@ -65,6 +65,9 @@ func TestLockDir(t *testing.T) {
 	if _, err := LockDir(short(), dir, false); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("exclusive while shared: %v", err)
 	}
+	if _, err := TryLockDir(dir); !errors.Is(err, ErrLocked) {
+		t.Fatalf("at once while shared: %v", err)
+	}
 	two()
 	all, err := LockDir(context.Background(), dir, false) // the attempt before may have it for a moment
 	if err != nil {

@@ -51,6 +51,26 @@ func spew(to net.Conn) {
 	}
 }
 
+// heldHeader begins a frame that says that the channel is held, which is the last of a write; its payload has a number
+// u32 and counts u64 of the bytes received and sent (package mux).
+var heldHeader = []byte{9, 0, 0, heldSize, 0, 0, 0, 0}
+
+const heldSize = 4 + 8 + 8
+
+// spoilHeld makes of a write with that frame at its end what the mode wants.
+func (w *wire) spoilHeld(b []byte, held int) []byte {
+	b = append([]byte(nil), b...)
+	switch {
+	case w.is(Unheld):
+		return b[:held]
+	case w.is(Miscount):
+		b[held+len(heldHeader)+4+7]++
+	case w.is(Chatter):
+		b = append(b, 4, 0, 0, 1, 0, 0, 0, mux.ControlID, 0)
+	}
+	return b
+}
+
 // Messages of ttrpc: a header of the payload's length u32, the stream u32, the type and flags u8; big endian.
 const (
 	headerSize   = 10

@@ -4,6 +4,7 @@
 package hostile
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
@@ -49,10 +50,17 @@ const (
 	Events = "events"
 	// Restless ends each stream of events after one event.
 	Restless = "restless"
-	// Output writes to the standard output of what it starts, without end and after its exit.
+	// Output writes to the standard output of what it starts, without end and after its exit, and while it says that all
+	// stands still.
 	Output = "output"
 	// Deaf reads nothing any more once a container is to be created.
 	Deaf = "deaf"
+	// Unheld never answers when it is to hold the channel.
+	Unheld = "unheld"
+	// Miscount says that it has received other bytes than it was sent when it holds the channel.
+	Miscount = "miscount"
+	// Chatter goes on sending when it has said that it holds the channel.
+	Chatter = "chatter"
 )
 
 // mark is what comes before the mode in the id of a sandbox.
@@ -90,13 +98,14 @@ func (s *service) setMode(mode string) {
 	if _, after, ok := strings.Cut(mode, mark); ok {
 		mode = after
 	}
-	s.mode.Store(&mode)
+	s.wire.mode.Store(&mode)
 }
 
 // wire is the channel; all sessions have the same.
 type wire struct {
 	io.ReadWriter
 	released <-chan struct{}
+	mode     atomic.Pointer[string]
 	deaf     atomic.Bool
 	mu       sync.Mutex // a write at a time
 }
@@ -104,7 +113,18 @@ type wire struct {
 func (w *wire) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if held := len(b) - len(heldHeader) - heldSize; held >= 0 && bytes.HasPrefix(b[held:], heldHeader) {
+		if _, err := w.ReadWriter.Write(w.spoilHeld(b, held)); err != nil {
+			return 0, err
+		}
+		return len(b), nil
+	}
 	return w.ReadWriter.Write(b)
+}
+
+func (w *wire) is(mode string) bool {
+	m := w.mode.Load()
+	return m != nil && *m == mode
 }
 
 // Read drops what comes while deaf.

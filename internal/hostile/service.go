@@ -28,7 +28,6 @@ type service struct {
 	*Agent
 	wire    *wire
 	session *mux.Session
-	mode    atomic.Pointer[string]
 	// armed: a container is, or was, to be created, which is when most modes begin. begun is closed then.
 	armed atomic.Bool
 	begun chan struct{}
@@ -48,7 +47,7 @@ type box struct {
 	ended   bool
 }
 
-func (s *service) is(mode string) bool { return *s.mode.Load() == mode }
+func (s *service) is(mode string) bool { return s.wire.is(mode) }
 
 // intercept breaks the rule if that call is to do so.
 func (s *service) intercept(ctx context.Context, u ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, m ttrpc.Method) (any, error) {
@@ -170,6 +169,21 @@ func (s *service) DeleteContainer(_ context.Context, r *api.ContainerRequest) (*
 
 // Quiesce implements the API.
 func (s *service) Quiesce(context.Context, *emptypb.Empty) (*emptypb.Empty, error) {
+	return empty, nil
+}
+
+// Freeze implements the API. Whatever writes output goes on.
+func (s *service) Freeze(context.Context, *api.FreezeRequest) (*emptypb.Empty, error) {
+	return empty, nil
+}
+
+// Thaw implements the API.
+func (s *service) Thaw(context.Context, *api.ThawRequest) (*emptypb.Empty, error) {
+	return empty, nil
+}
+
+// AttachProcess implements the API.
+func (s *service) AttachProcess(context.Context, *api.AttachProcessRequest) (*emptypb.Empty, error) {
 	return empty, nil
 }
 

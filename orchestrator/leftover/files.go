@@ -18,6 +18,7 @@ import (
 	"github.com/cubesandbox/cube/snapshotter/store"
 	"github.com/cubesandbox/cube/vmm/artefact"
 	"github.com/cubesandbox/cube/vmm/base"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // mounts finds disks that a killed `cube run` has mounted to look at. Such a mount lasts a moment, and each changes the
@@ -112,8 +113,15 @@ func logs(_ context.Context, s *search) ([]Leftover, error) {
 	return found, nil
 }
 
-// snapshots finds base snapshots that a killed process was making.
+// snapshots finds those that a killed process was making or removing.
 func snapshots(_ context.Context, s *search) ([]Leftover, error) {
+	store := snapshot.New(s.cfg, slog.New(slog.DiscardHandler))
+	left, err := store.HalfMade()
+	return halfMade(left, store.Sweep), err
+}
+
+// baseSnapshots finds those that a killed process was making.
+func baseSnapshots(_ context.Context, s *search) ([]Leftover, error) {
 	return halfMade(base.HalfMade(s.cfg), func() error {
 		base.RemoveHalfMade(s.cfg, slog.New(slog.DiscardHandler))
 		return nil

@@ -72,7 +72,8 @@ var finders = []finder{
 	{"mount", false, mounts},
 	{"loop device", false, loops},
 	{"log", true, logs},
-	{"base snapshot", false, snapshots},
+	{"snapshot", false, snapshots},
+	{"base snapshot", false, baseSnapshots},
 	{"artefact", false, artefacts},
 	{"task", true, tasks},
 }

@@ -178,8 +178,11 @@ func TestMounts(t *testing.T) {
 
 func TestHalfMade(t *testing.T) {
 	s := newSearch(t)
+	mustFind(t, s, "snapshot")
 	mustFind(t, s, "base snapshot")
 	mustFind(t, s, "artefact")
+	saved := filepath.Join(s.cfg.SnapshotDir(), ".tmp-3")
+	write(t, filepath.Join(saved, "memory"), "x")
 	base := filepath.Join(s.cfg.BaseDir(), ".tmp-1")
 	write(t, filepath.Join(base, "memory"), strings.Repeat("x", 8192))
 	artefact := filepath.Join(filepath.Dir(s.cfg.GuestDir()), ".tmp-2")
@@ -190,6 +193,7 @@ func TestHalfMade(t *testing.T) {
 	}
 	mustGo(t, s, found)
 	mustGo(t, s, mustFind(t, s, "artefact", artefact))
+	mustGo(t, s, mustFind(t, s, "snapshot", saved))
 }
 
 func TestMachines(t *testing.T) {

@@ -37,6 +37,8 @@ type control struct {
 	net.Conn
 	take  time.Duration
 	abort func(error)
+	ended <-chan struct{} // closed with the session
+	pause pause
 
 	sent, received scanner // each of one goroutine at a time, as ttrpc has it
 
@@ -48,7 +50,7 @@ type control struct {
 type answer struct{ isStream bool }
 
 func newControl(s *mux.Session, scale func(time.Duration) time.Duration) *control {
-	return &control{Conn: s.Control(), take: scale(takeLimit), abort: s.Abort, awaited: map[uint32]answer{}}
+	return &control{Conn: s.Control(), take: scale(takeLimit), abort: s.Abort, ended: s.Done(), awaited: map[uint32]answer{}}
 }
 
 // unanswered is how many calls are.

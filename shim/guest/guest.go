@@ -47,6 +47,10 @@ var limits = map[string]time.Duration{
 
 const defaultLimit = 10 * time.Second
 
+// atRest are the calls that are made while the guest is at rest; all others wait. One of them is the end of a machine that
+// may never go on.
+var atRest = map[string]bool{"Freeze": true, "Thaw": true, "Shutdown": true}
+
 // ErrGone says that the channel to the agent has ended, with the machine or without.
 var ErrGone = errdefs.ErrUnavailable.WithMessage("the virtual machine is gone")
 
@@ -57,6 +61,8 @@ type Guest struct {
 	control *control
 	rpc     *ttrpc.Client
 	stream  atomic.Uint32
+	scale   func(time.Duration) time.Duration
+	freezes atomic.Uint64 // the number of the last one
 }
 
 // Connect greets the agent over its channel, which it takes over.
@@ -65,7 +71,7 @@ func Connect(ctx context.Context, conn net.Conn, scale func(time.Duration) time.
 	if err != nil {
 		return nil, fmt.Errorf("connect to the agent: %w", err)
 	}
-	g := &Guest{session: s, control: newControl(s, scale)}
+	g := &Guest{session: s, control: newControl(s, scale), scale: scale}
 	g.rpc = ttrpc.NewClient(g.control, ttrpc.WithUnaryClientInterceptor(interceptor(scale, g.control)))
 	g.AgentClient = api.NewAgentClient(g.rpc)
 	g.stream.Store(mux.ControlID)
@@ -140,6 +146,11 @@ func interceptor(scale func(time.Duration) time.Duration, c *control) ttrpc.Unar
 		limit, ok := limits[method]
 		if !ok {
 			limit = defaultLimit
+		}
+		if !atRest[method] {
+			if err := c.pause.wait(ctx, c.ended); err != nil {
+				return err
+			}
 		}
 		if n := c.unanswered(); n >= maxUnanswered {
 			return fmt.Errorf("the agent in the virtual machine hasn't answered %d calls, so %s isn't made: %w", n, method, context.DeadlineExceeded)

@@ -56,7 +56,7 @@ func TestTimeIsCorrected(t *testing.T) {
 // TestSilenceIsTheEnd: a machine whose agent has gone silent is ended by us.
 func TestSilenceIsTheEnd(t *testing.T) {
 	v, m := newTestVM(t)
-	defer m.Guest.Freeze()()
+	defer m.Guest.Stall()()
 	awaitDown(t, v)
 	if !m.Stopped() || v.lost != statusKilled {
 		t.Errorf("stopped %v, status %d", m.Stopped(), v.lost)

@@ -229,7 +229,7 @@ func TestSilentAgent(t *testing.T) {
 	h := newHarness(t)
 	h.create(nil)
 	h.start()
-	thaw := h.launcher.Last().Guest.Freeze()
+	thaw := h.launcher.Last().Guest.Stall()
 	began := time.Now()
 	h.refused("ping", second(h.PingSandbox(t.Context(), &sandboxapi.PingRequest{SandboxID: id})), codes.Unavailable)
 	if took := time.Since(began); took > 5*time.Second {

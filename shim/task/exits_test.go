@@ -213,7 +213,7 @@ func TestStartDuringDeath(t *testing.T) {
 	h := newHarness(t)
 	h.create("sleep")
 	m := h.launcher.Last()
-	defer m.Guest.Freeze()()
+	defer m.Guest.Stall()()
 	failed := make(chan error, 1)
 	go func() {
 		_, err := h.Service.Start(context.Background(), &taskapi.StartRequest{ID: cid})
@@ -241,7 +241,7 @@ func TestSilentAgent(t *testing.T) {
 	h := newHarness(t)
 	h.run("sleep")
 	h.exec("e", "sleep")
-	thaw := h.launcher.Last().Guest.Freeze()
+	thaw := h.launcher.Last().Guest.Stall()
 	defer thaw()
 	hung := make(chan struct{})
 	go func() {

@@ -87,7 +87,7 @@ func TestFailedPause(t *testing.T) {
 	h := newHarness(t)
 	h.run("sleep")
 	guest := h.launcher.Last().Guest
-	thaw := guest.Freeze()
+	thaw := guest.Stall()
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() {

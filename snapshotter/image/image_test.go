@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/guestmark"
-	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
+	"github.com/cubesandbox/cube/internal/reflink"
+	"github.com/cubesandbox/cube/internal/testfs"
 )
 
 func TestMain(m *testing.M) { testfs.Main(m) }
@@ -128,8 +129,8 @@ func TestClone(t *testing.T) {
 			if n := blocks(t, dst); n > 3<<20 {
 				t.Errorf("the clone of a sparse file takes %d bytes", n)
 			}
-			if ok, err := CanReflink(dir); err != nil || ok != shared {
-				t.Errorf("CanReflink = %v, %v", ok, err)
+			if ok, err := reflink.Possible(dir); err != nil || ok != shared {
+				t.Errorf("reflink.Possible = %v, %v", ok, err)
 			}
 			if left, _ := filepath.Glob(filepath.Join(dir, ".probe*")); len(left) > 0 {
 				t.Errorf("probe left %v", left)

@@ -4,40 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"slices"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/internal/reflink"
 )
-
-// From linux/fiemap.h and linux/fs.h.
-const (
-	fsIocFiemap = 0xc020660b
-
-	fiemapFlagSync = 1 << 0 // write delayed allocations first, so that they have a place
-
-	extentLast    = 1 << 0
-	extentUnknown = 1 << 1 // its place isn't known, so that it can't be compared
-	extentShared  = 1 << 13
-)
-
-// fiemapBatch is how many extents one call asks for: 14 KiB of answers.
-const fiemapBatch = 256
-
-type fiemapExtent struct {
-	logical, physical, length uint64
-	_                         [2]uint64
-	flags                     uint32
-	_                         [3]uint32
-}
-
-type fiemapRequest struct {
-	start, length               uint64
-	flags, mapped, count, extra uint32
-	extents                     [fiemapBatch]fiemapExtent
-}
 
 // span is a range of the store's device, in bytes.
 type span struct{ start, end uint64 }
@@ -48,9 +21,9 @@ func Used(img, parent *os.File) (int64, error) {
 	var used uint64
 	var theirs []span // the parent's, sorted; read once a shared extent is met
 	loaded := parent == nil
-	err := eachExtent(img, func(e fiemapExtent) error {
-		used += e.length
-		if parent == nil || e.flags&extentShared == 0 || e.flags&extentUnknown != 0 {
+	err := reflink.EachExtent(img, func(e reflink.Extent) error {
+		used += e.Length
+		if parent == nil || !e.Shared() || !e.Known() {
 			return nil
 		}
 		if !loaded {
@@ -60,10 +33,10 @@ func Used(img, parent *os.File) (int64, error) {
 			}
 			loaded = true
 		}
-		used -= overlap(theirs, span{e.physical, e.physical + e.length})
+		used -= overlap(theirs, span{e.Physical, e.Physical + e.Length})
 		return nil
 	})
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) {
+	if errors.Is(err, reflink.ErrUnmapped) {
 		return allocated(img)
 	}
 	if err != nil {
@@ -84,9 +57,9 @@ func allocated(f *os.File) (int64, error) {
 // spans are where the file's extents lie, sorted.
 func spans(f *os.File) ([]span, error) {
 	var s []span
-	err := eachExtent(f, func(e fiemapExtent) error {
-		if e.flags&extentUnknown == 0 {
-			s = append(s, span{e.physical, e.physical + e.length})
+	err := reflink.EachExtent(f, func(e reflink.Extent) error {
+		if e.Known() {
+			s = append(s, span{e.Physical, e.Physical + e.Length})
 		}
 		return nil
 	})
@@ -101,28 +74,4 @@ func overlap(sorted []span, x span) (n uint64) {
 		n += min(sorted[i].end, x.end) - max(sorted[i].start, x.start)
 	}
 	return n
-}
-
-// eachExtent calls fn for what the file has allocated, in the file's order.
-func eachExtent(f *os.File, fn func(fiemapExtent) error) error {
-	req := new(fiemapRequest)
-	for start := uint64(0); ; {
-		*req = fiemapRequest{start: start, length: math.MaxUint64 - start, flags: fiemapFlagSync, count: fiemapBatch}
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fsIocFiemap, uintptr(unsafe.Pointer(req)))
-		if errno != 0 {
-			return errno
-		}
-		for _, e := range req.extents[:req.mapped] {
-			if err := fn(e); err != nil {
-				return err
-			}
-			if e.flags&extentLast != 0 {
-				return nil
-			}
-			start = e.logical + e.length
-		}
-		if req.mapped == 0 {
-			return nil
-		}
-	}
 }

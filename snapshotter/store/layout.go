@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
-	"github.com/cubesandbox/cube/snapshotter/image"
+	"github.com/cubesandbox/cube/internal/reflink"
 )
 
 // Kind is how the store exists.
@@ -56,7 +56,7 @@ func inspect(cfg *config.Config) (l layout, err error) {
 		return l.withMount(m, cfg)
 	}
 	if !l.exists {
-		if l.reflink, err = image.CanReflink(nearest(l.dir)); err != nil {
+		if l.reflink, err = reflink.Possible(nearest(l.dir)); err != nil {
 			return l, fmt.Errorf("inspect the store: %w", err)
 		}
 		if l.reflink || cfg.Store.Size == 0 {
@@ -87,7 +87,7 @@ func (l layout) withMount(m *mountinfo.Info, cfg *config.Config) (layout, error)
 		return l, fmt.Errorf("%s is mounted from %s although there is a store in %s: unmount the one or move the other away", l.dir, m.Source, img)
 	}
 	var err error
-	if l.reflink, err = image.CanReflink(l.dir); err != nil {
+	if l.reflink, err = reflink.Possible(l.dir); err != nil {
 		return l, fmt.Errorf("inspect the store: %w", err)
 	}
 	if !l.reflink && cfg.Store.Size > 0 {

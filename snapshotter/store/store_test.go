@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
-	"github.com/cubesandbox/cube/snapshotter/image"
-	"github.com/cubesandbox/cube/snapshotter/internal/testfs"
+	"github.com/cubesandbox/cube/internal/reflink"
+	"github.com/cubesandbox/cube/internal/testfs"
 )
 
 func TestMain(m *testing.M) {
@@ -162,7 +162,7 @@ func TestImage(t *testing.T) {
 		t.Errorf("after: %+v", s)
 	}
 	dir := h.cfg.StoreDir()
-	if ok, err := image.CanReflink(dir); err != nil || !ok {
+	if ok, err := reflink.Possible(dir); err != nil || !ok {
 		t.Fatalf("reflinks: %v, %v", ok, err)
 	}
 	// One store: files of different directories share blocks.

@@ -28,19 +28,20 @@ func (l *Launcher) build(ctx context.Context, art artefacts, key Key, tscKHz int
 	u.Push(func() error { return halt(m) })
 
 	d := description{Key: key, TSCKHz: tscKHz}
-	if d.State, err = writeFile(filepath.Join(dir, stateFile), func(f *os.File) (digest string, err error) {
+	if d.State.Size, err = writeFile(filepath.Join(dir, stateFile), func(f *os.File) error {
 		// QEMU takes a descriptor to write the state to only if it can do nothing else with it.
 		w, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
 		if err != nil {
-			return "", err
+			return err
 		}
 		defer w.Close()
 		ctx, cancel := context.WithTimeout(ctx, l.cfg.Timeout(saveTimeout))
 		defer cancel()
 		if err := m.SaveState(ctx, w); err != nil {
-			return "", err
+			return err
 		}
-		return sha256Of(f)
+		d.State.Digest, err = sha256Of(f)
+		return err
 	}); err != nil {
 		return err
 	}
@@ -48,33 +49,33 @@ func (l *Launcher) build(ctx context.Context, art artefacts, key Key, tscKHz int
 	if err := halt(m); err != nil {
 		return err
 	}
-	if d.Memory, err = writeFile(filepath.Join(dir, memoryFile), func(f *os.File) (digest string, err error) {
-		return memory.Copy(f, mem, int64(key.Shape.MemoryMiB)<<20)
+	if d.Memory.Size, err = writeFile(filepath.Join(dir, memoryFile), func(f *os.File) (err error) {
+		d.Memory.Digests, err = memory.Copy(f, mem, int64(key.Shape.MemoryMiB)<<20)
+		return err
 	}); err != nil {
 		return err
 	}
-	if _, err := writeFile(filepath.Join(dir, descFile), func(f *os.File) (string, error) {
-		return "", json.NewEncoder(f).Encode(d)
+	if _, err := writeFile(filepath.Join(dir, descFile), func(f *os.File) error {
+		return json.NewEncoder(f).Encode(d)
 	}); err != nil {
 		return err
 	}
 	return syncDir(dir)
 }
 
-// writeFile makes a synced file and describes it.
-func writeFile(path string, fill func(*os.File) (digest string, err error)) (d fileOf, err error) {
+// writeFile makes a synced file and returns its size.
+func writeFile(path string, fill func(*os.File) error) (size int64, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return d, err
+		return 0, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if d.Digest, err = fill(f); err != nil {
-		return d, fmt.Errorf("write %s: %w", filepath.Base(path), err)
+	if err := fill(f); err != nil {
+		return 0, fmt.Errorf("write %s: %w", filepath.Base(path), err)
 	}
 	info, err := f.Stat()
 	if err != nil {
-		return d, err
+		return 0, err
 	}
-	d.Size = info.Size()
-	return d, f.Sync()
+	return info.Size(), f.Sync()
 }

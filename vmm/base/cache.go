@@ -38,13 +38,13 @@ func newCache(cfg *config.Config, log *slog.Logger) *cache {
 
 // ready is a snapshot that can be restored: its state is checked and its memory is sealed.
 type ready struct {
-	*snapshot
+	*stored
 	held *memory.Held
 }
 
 // Close lets go of it; machines that were restored from it go on.
 func (r *ready) Close() error {
-	r.snapshot.Close()
+	r.stored.Close()
 	return r.held.Release()
 }
 
@@ -71,14 +71,14 @@ func (c *cache) find(ctx context.Context, key Key, tscKHz int) (*ready, error) {
 	if err != nil {
 		return nil, err
 	}
-	held, err := c.pool.Hold(ctx, key.ID()+"-"+s.Memory.Digest[:16], s.Memory.Size, func() (*os.File, error) {
+	held, err := c.pool.Hold(ctx, key.ID()+"-"+s.Memory.Digests.String()[:16], s.Memory.Size, func() (*os.File, error) {
 		start := time.Now()
-		f, digest, err := memory.Seal(s.memory, s.Memory.Size)
+		f, digests, err := memory.Seal(s.memory, s.Memory.Size)
 		if err != nil {
 			return nil, err
 		}
-		if digest != s.Memory.Digest {
-			return nil, errors.Join(fmt.Errorf("%w: its memory is damaged", errUnusable), f.Close())
+		if err := s.Memory.Digests.Compare(digests); err != nil {
+			return nil, errors.Join(fmt.Errorf("%w: its memory is %w", errUnusable, err), f.Close())
 		}
 		c.log.Debug("copied the memory of a base snapshot", "shape", key.Shape, "took", time.Since(start))
 		return f, nil
@@ -90,7 +90,7 @@ func (c *cache) find(ctx context.Context, key Key, tscKHz int) (*ready, error) {
 	// For the order in which snapshots are given up.
 	now := time.Now()
 	_ = os.Chtimes(filepath.Join(dir, descFile), now, now)
-	return &ready{snapshot: s, held: held}, nil
+	return &ready{stored: s, held: held}, nil
 }
 
 // make has build make a snapshot, unless somebody else has done so meanwhile, and removes what is too many then.

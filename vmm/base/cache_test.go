@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,11 +51,12 @@ func (k *kit) build(key Key, tsc int) func(context.Context, string) error {
 	return func(_ context.Context, dir string) (err error) {
 		k.built.Add(1)
 		d := description{Key: key, TSCKHz: tsc}
-		if d.State, err = writeFile(filepath.Join(dir, stateFile), func(f *os.File) (string, error) {
+		if d.State.Size, err = writeFile(filepath.Join(dir, stateFile), func(f *os.File) error {
 			if _, err := f.Write(bytes.Repeat([]byte("state"), 1000)); err != nil {
-				return "", err
+				return err
 			}
-			return sha256Of(f)
+			d.State.Digest, err = sha256Of(f)
+			return err
 		}); err != nil {
 			return err
 		}
@@ -69,13 +71,14 @@ func (k *kit) build(key Key, tsc int) func(context.Context, string) error {
 				return err
 			}
 		}
-		if d.Memory, err = writeFile(filepath.Join(dir, memoryFile), func(f *os.File) (string, error) {
-			return memory.Copy(f, mem, size)
+		if d.Memory.Size, err = writeFile(filepath.Join(dir, memoryFile), func(f *os.File) (err error) {
+			d.Memory.Digests, err = memory.Copy(f, mem, size)
+			return err
 		}); err != nil {
 			return err
 		}
-		_, err = writeFile(filepath.Join(dir, descFile), func(f *os.File) (string, error) {
-			return "", json.NewEncoder(f).Encode(d)
+		_, err = writeFile(filepath.Join(dir, descFile), func(f *os.File) error {
+			return json.NewEncoder(f).Encode(d)
 		})
 		return err
 	}
@@ -128,7 +131,7 @@ func TestBuiltOnce(t *testing.T) {
 				return
 			}
 			defer r.Close()
-			if d, err := memory.Digest(r.held.File, r.Memory.Size); err != nil || d != r.Memory.Digest {
+			if d, err := memory.Digest(r.held.File, r.Memory.Size); err != nil || !maps.Equal(d, r.Memory.Digests) {
 				t.Errorf("memory %s, %v", d, err)
 			}
 		})
@@ -187,8 +190,8 @@ func TestUnusable(t *testing.T) {
 			d.Key.QEMU = "other"
 		}),
 		"another format":          describe(func(d *description) { d.Key.Format++ }),
-		"no digests":              describe(func(d *description) { d.State.Digest, d.Memory.Digest = "", "" }),
-		"a path as digest":        describe(func(d *description) { d.Memory.Digest = strings.Repeat("../", 20) }),
+		"no digests":              describe(func(d *description) { d.State.Digest, d.Memory.Digests = "", nil }),
+		"a path as digest":        describe(func(d *description) { d.State.Digest = strings.Repeat("../", 20) }),
 		"another size of memory":  describe(func(d *description) { d.Memory.Size *= 2 }),
 		"a host with another TSC": describe(func(d *description) { d.TSCKHz = khz + khz/1000 }),
 		"memory behind a link": func(dir string) error {
@@ -209,7 +212,7 @@ func TestUnusable(t *testing.T) {
 			if n := k.built.Load(); n != 2 {
 				t.Errorf("built %d times", n)
 			}
-			if d, err := memory.Digest(r.held.File, r.Memory.Size); err != nil || d != r.Memory.Digest || r.TSCKHz != khz {
+			if d, err := memory.Digest(r.held.File, r.Memory.Size); err != nil || !maps.Equal(d, r.Memory.Digests) || r.TSCKHz != khz {
 				t.Errorf("memory %s, %v", d, err)
 			}
 			if names := k.names(t); len(names) != 1 {
@@ -353,7 +356,7 @@ func TestLeastRecentlyUsedGoes(t *testing.T) {
 	if !has(3) || !has(4) || !has(5) {
 		t.Fatalf("3: %v, 4: %v, 5: %v; all are in use", has(3), has(4), has(5))
 	}
-	if d, err := memory.Digest(held.held.File, held.Memory.Size); err != nil || d != held.Memory.Digest {
+	if d, err := memory.Digest(held.held.File, held.Memory.Size); err != nil || !maps.Equal(d, held.Memory.Digests) {
 		t.Errorf("a held memory has changed: %v", err)
 	}
 	all.Close()

@@ -17,7 +17,7 @@ import (
 )
 
 // formatVersion changes with what a snapshot directory holds.
-const formatVersion = 1
+const formatVersion = 2
 
 // Key is all that must be equal for a saved machine to be restored. The rate of the time stamp counter, which may differ
 // a little, is in the snapshot's description.
@@ -54,17 +54,22 @@ func newKey(art artefacts, a accel.Kind, shape vmm.Shape) (Key, error) {
 		QEMU:   filepath.Base(art.qemu),
 		Guest:  filepath.Base(art.guest),
 		Accel:  a,
-		CPU:    qemu.CPUModel(a),
 		Shape:  shape,
 	}
-	if a == accel.KVM { // an emulated CPU is the same everywhere, a real one has the host's features
-		cpu, err := hostCPU("/proc/cpuinfo")
-		if err != nil {
-			return k, err
-		}
-		k.CPU += ":" + cpu
+	var err error
+	k.CPU, err = cpuOf(a)
+	return k, err
+}
+
+// cpuOf is the CPU that a guest gets on this host: an emulated one is the same everywhere, a real one has the host's
+// features.
+func cpuOf(a accel.Kind) (string, error) {
+	model := qemu.CPUModel(a)
+	if a != accel.KVM {
+		return model, nil
 	}
-	return k, nil
+	cpu, err := hostCPU("/proc/cpuinfo")
+	return model + ":" + cpu, err
 }
 
 // hostCPU is a digest of the first CPU's model and features.

@@ -1,5 +1,6 @@
 // Package base makes machines: it boots one of each shape once, saves it before anything has run in it, and restores
-// that for every machine asked for. It is the vmm.Launcher of the host.
+// that for every machine asked for; or it restores a snapshot of a machine in which something has run. It is the
+// vmm.Launcher of the host.
 //
 // It doesn't know what runs in the guest. Whoever uses the package says how to wait for the guest and bring it to rest
 // before it is saved (Settle).
@@ -20,6 +21,7 @@ import (
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/qemu"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // trialShape is what the trial of KVM boots.
@@ -38,6 +40,7 @@ type Launcher struct {
 	driver *qemu.Driver
 	judge  *accel.Judge
 	cache  *cache
+	saved  *snapshot.Store
 }
 
 var _ vmm.Launcher = (*Launcher)(nil)
@@ -51,13 +54,14 @@ func NewLauncher(cfg *config.Config, settle Settle, log *slog.Logger) *Launcher 
 		driver: qemu.NewDriver(cfg, log),
 		judge:  accel.NewJudge(cfg, log),
 		cache:  newCache(cfg, log),
+		saved:  snapshot.New(cfg, log),
 	}
 }
 
-// machine lets go of the base snapshot's memory with its end.
+// machine lets go of the snapshot's memory with its end.
 type machine struct {
 	*qemu.Machine
-	letGo func() error // of the base, once
+	letGo func() error // of the snapshot, once
 }
 
 // Stop is the machine's, and lets go of the memory.
@@ -65,12 +69,16 @@ func (m *machine) Stop(ctx context.Context) error {
 	return errors.Join(m.Machine.Stop(ctx), m.letGo())
 }
 
-// Launch restores a machine from the base snapshot of the shape that fits r, after making that if there is none.
+// Launch restores a machine from the snapshot that r names, or from the base snapshot of the shape that fits r, after making
+// that if there is none.
 func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (_ vmm.Machine, err error) {
 	var u undo.Stack
 	defer u.Run(&err)
 	u.Push(func() error { return os.RemoveAll(r.Dir) })
 
+	if r.Snapshot != "" {
+		return l.restore(ctx, r)
+	}
 	art, err := currentArtefacts(l.cfg)
 	if err != nil {
 		return nil, err
@@ -98,6 +106,8 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (_ vmm.Machine, er
 		Modules:  modules,
 		Root:     r.Root,
 		State:    b.state,
+		Platform: b.platform(),
+		Base:     &qemu.Base{File: b.memory, Digests: b.Memory.Digests},
 	})
 	if err != nil {
 		return nil, err

@@ -13,6 +13,9 @@ import (
 	"regexp"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/memory"
 )
 
 // The files of a snapshot.
@@ -25,8 +28,8 @@ const (
 const (
 	// maxState bounds what is read of a state file; it has about 16 KiB.
 	maxState = 16 << 20
-	// maxDesc bounds what is read of a description.
-	maxDesc = 64 << 10
+	// maxDesc bounds what is read of a description, which has 54 bytes for each MiB of memory that isn't zero.
+	maxDesc = 64 << 20
 	// tscTolerance is how far the host's counter may be from that of the host the guest was saved on, in parts per
 	// million: what NTP can make up for (adjtimex(2) takes 500).
 	tscTolerance = 250
@@ -39,38 +42,47 @@ var digestForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // description is what a snapshot says about itself.
 type description struct {
-	Key    Key    `json:"key"`
-	TSCKHz int    `json:"tsc_khz"`
-	State  fileOf `json:"state"`
-	Memory fileOf `json:"memory"`
+	Key    Key      `json:"key"`
+	TSCKHz int      `json:"tsc_khz"`
+	State  stateOf  `json:"state"`
+	Memory memoryOf `json:"memory"`
 }
 
-// fileOf describes a file: the SHA-256 of the state, memory.Digest of the memory.
-type fileOf struct {
+type stateOf struct {
 	Size   int64  `json:"size"`
-	Digest string `json:"digest"`
+	Digest string `json:"digest"` // SHA-256
 }
 
-// snapshot is an open one. Its files stay readable whatever becomes of the directory.
-type snapshot struct {
+type memoryOf struct {
+	Size    int64          `json:"size"`
+	Digests memory.Digests `json:"digests"`
+}
+
+// stored is a base snapshot that is open. Its files stay readable whatever becomes of the directory.
+type stored struct {
 	description
 	state, memory *os.File
 }
 
-func (s *snapshot) Close() {
+// platform is what a machine restored from it is made of.
+func (s *stored) platform() vmm.Platform {
+	return vmm.Platform{Board: s.Key.Board, QEMU: s.Key.QEMU, Guest: s.Key.Guest, Accel: string(s.Key.Accel), CPU: s.Key.CPU, TSCKHz: s.TSCKHz}
+}
+
+func (s *stored) Close() {
 	_ = s.state.Close()
 	_ = s.memory.Close()
 }
 
 // open opens the snapshot in dir and checks all but the memory's content, which whoever copies it does. An error that
 // wraps errUnusable says why another must be made.
-func open(dir string, key Key, tscKHz int) (_ *snapshot, err error) {
+func open(dir string, key Key, tscKHz int) (_ *stored, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("%w: %w", errUnusable, err)
 		}
 	}()
-	s := &snapshot{}
+	s := &stored{}
 	b, err := readBounded(filepath.Join(dir, descFile), maxDesc)
 	if err != nil {
 		return nil, err
@@ -84,7 +96,7 @@ func open(dir string, key Key, tscKHz int) (_ *snapshot, err error) {
 	if ppm := math.Abs(float64(s.TSCKHz-tscKHz)) / float64(tscKHz) * 1e6; ppm > tscTolerance {
 		return nil, fmt.Errorf("it was saved with a time stamp counter of %d kHz, this host's has %d", s.TSCKHz, tscKHz)
 	}
-	if !digestForm.MatchString(s.State.Digest) || !digestForm.MatchString(s.Memory.Digest) {
+	if !digestForm.MatchString(s.State.Digest) || s.Memory.Digests == nil {
 		return nil, errors.New("it lacks digests")
 	}
 	if s.Memory.Size != int64(key.Shape.MemoryMiB)<<20 {

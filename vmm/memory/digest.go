@@ -1,168 +1,151 @@
-// Package memory handles guest memory as files: sparse ones, their digests, sealed copies that not even a QEMU which a
-// guest has taken over can change, and the sharing of such copies between processes. It knows nothing of machines.
 package memory
 
 import (
-	"bytes"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"os"
-	"runtime"
-	"sync/atomic"
-
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
+	"slices"
+	"sync"
 )
 
-const (
-	pageSize = 4 << 10
-	// chunkSize is the unit of digests and of work.
-	chunkSize = 1 << 20
-)
+// ErrDamaged says that a file isn't what its digests say.
+var ErrDamaged = errors.New("damaged")
 
-// segment is a range of a file that may hold data.
-type segment struct{ start, end int64 }
+// Digests are the SHA-256 of each chunk of 1 MiB of a file, by its number. A chunk of zeros has none, whether it is a hole
+// or not.
+type Digests map[int64][sha256.Size]byte
 
-// segments lists where a file of that size isn't a hole, in whole chunks.
-func segments(f *os.File, size int64) ([]segment, error) {
-	var all []segment
-	for at := int64(0); at < size; {
-		start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			break
-		}
-		if err != nil {
-			return nil, fmt.Errorf("look for data in %s: %w", f.Name(), err)
-		}
-		end, err := unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
-		if err != nil {
-			return nil, fmt.Errorf("look for holes in %s: %w", f.Name(), err)
-		}
-		at = end
-		s := segment{start / chunkSize * chunkSize, min((end+chunkSize-1)/chunkSize*chunkSize, size)}
-		if n := len(all); n > 0 && all[n-1].end >= s.start {
-			all[n-1].end = max(all[n-1].end, s.end)
-		} else {
-			all = append(all, s)
-		}
-	}
-	return all, nil
-}
-
-// forEachChunk calls do with every chunk that may hold data, from several goroutines, with a buffer that is do's during
-// the call.
-func forEachChunk(f *os.File, size int64, do func(off int64, chunk []byte) error) error {
-	all, err := segments(f, size)
+// Digest reads a file of that size.
+func Digest(f *os.File, size int64) (Digests, error) {
+	list, err := chunks(f, size)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var offs []int64
-	for _, s := range all {
-		for off := s.start; off < s.end; off += chunkSize {
-			offs = append(offs, off)
-		}
-	}
-	var g errgroup.Group
-	var next atomic.Int64
-	for range min(runtime.GOMAXPROCS(0), len(offs)) {
-		g.Go(func() error {
-			buf := make([]byte, chunkSize)
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= len(offs) {
-					return nil
-				}
-				chunk := buf[:min(chunkSize, size-offs[i])]
-				if _, err := f.ReadAt(chunk, offs[i]); err != nil && !errors.Is(err, io.EOF) {
-					return fmt.Errorf("read %s: %w", f.Name(), err)
-				} else if err != nil {
-					return fmt.Errorf("read %s: it is shorter than %d bytes", f.Name(), size)
-				}
-				if err := do(offs[i], chunk); err != nil {
-					return err
-				}
-			}
-		})
-	}
-	return g.Wait()
+	return digest(f, size, list)
 }
 
-// digester combines the digests of chunks, whatever order they come in.
-type digester struct{ sums [][sha256.Size]byte }
-
-func newDigester(size int64) *digester {
-	return &digester{sums: make([][sha256.Size]byte, (size+chunkSize-1)/chunkSize)}
-}
-
-// add may be called from many goroutines, each with chunks of its own.
-func (d *digester) add(off int64, chunk []byte) {
-	if !isZero(chunk) { // a hole and zeros are the same memory
-		d.sums[off/chunkSize] = sha256.Sum256(chunk)
-	}
-}
-
-func (d *digester) String() string {
-	h := sha256.New()
-	for i, sum := range d.sums {
-		if sum != ([sha256.Size]byte{}) {
-			_ = binary.Write(h, binary.BigEndian, uint64(i))
-			h.Write(sum[:])
-		}
-	}
-	return hex.EncodeToString(h.Sum(nil))
-}
-
-var zeros [chunkSize]byte
-
-func isZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
-
-// Digest is the digest of a memory of that size: over the SHA-256 of each chunk of 1 MiB that isn't zero, and its place.
-func Digest(f *os.File, size int64) (string, error) {
-	d := newDigester(size)
-	err := forEachChunk(f, size, func(off int64, chunk []byte) error {
+func digest(f *os.File, size int64, list []int64) (Digests, error) {
+	var d digester
+	err := forEachChunk(f, size, list, func(off int64, chunk []byte) error {
 		d.add(off, chunk)
 		return nil
 	})
-	return d.String(), err
+	return d.all(), err
 }
 
-// dataRuns calls do with each run of pages that aren't zero.
-func dataRuns(off int64, chunk []byte, do func(off int64, run []byte) error) error {
-	for at := 0; at < len(chunk); {
-		start := at
-		for at < len(chunk) && !isZero(chunk[at:min(at+pageSize, len(chunk))]) {
-			at = min(at+pageSize, len(chunk))
-		}
-		if at == start {
-			at += pageSize
-			continue
-		}
-		if err := do(off+int64(start), chunk[start:at]); err != nil {
-			return err
+// Update returns the digests of a file of that size, of which only the chunks listed may differ from what d says: it reads
+// no more than those.
+func (d Digests) Update(f *os.File, size int64, changed []int64) (Digests, error) {
+	fresh, err := digest(f, size, changed)
+	if err != nil {
+		return nil, err
+	}
+	all := maps.Clone(d)
+	if all == nil {
+		all = make(Digests)
+	}
+	for _, n := range changed {
+		delete(all, n)
+	}
+	maps.Copy(all, fresh)
+	return all, nil
+}
+
+// Check reads a file of that size and returns an error that wraps ErrDamaged where it isn't what d says.
+func (d Digests) Check(f *os.File, size int64) error {
+	got, err := Digest(f, size)
+	if err != nil {
+		return err
+	}
+	return d.Compare(got)
+}
+
+// Compare returns an error that wraps ErrDamaged and says where the digests read differ from d.
+func (d Digests) Compare(got Digests) error {
+	numbers := slices.Concat(slices.Collect(maps.Keys(d)), slices.Collect(maps.Keys(got)))
+	slices.Sort(numbers)
+	for _, n := range numbers {
+		if d[n] != got[n] {
+			return fmt.Errorf("%w in its MiB %d", ErrDamaged, n)
 		}
 	}
 	return nil
 }
 
-// Copy copies a memory of that size to dst, which is empty, and returns its digest. Zero pages become holes.
-func Copy(dst, src *os.File, size int64) (digest string, err error) {
-	if err := dst.Truncate(size); err != nil {
-		return "", fmt.Errorf("copy the memory: %w", err)
+// String is one digest of all: equal for equal files of one size.
+func (d Digests) String() string {
+	h := sha256.New()
+	h.Write(d.bytes())
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// entrySize is a chunk's number and its digest.
+const entrySize = 8 + sha256.Size
+
+func (d Digests) bytes() []byte {
+	b := make([]byte, 0, len(d)*entrySize)
+	for _, n := range slices.Sorted(maps.Keys(d)) {
+		sum := d[n]
+		b = append(binary.BigEndian.AppendUint64(b, uint64(n)), sum[:]...)
 	}
-	d := newDigester(size)
-	err = forEachChunk(src, size, func(off int64, chunk []byte) error {
-		d.add(off, chunk)
-		return dataRuns(off, chunk, func(off int64, run []byte) error {
-			_, err := dst.WriteAt(run, off)
-			return err
-		})
-	})
+	return b
+}
+
+// MarshalText writes all digests in one word.
+func (d Digests) MarshalText() ([]byte, error) {
+	return base64.StdEncoding.AppendEncode(nil, d.bytes()), nil
+}
+
+// UnmarshalText reads what MarshalText writes, and nothing else.
+func (d *Digests) UnmarshalText(text []byte) error {
+	b, err := base64.StdEncoding.Strict().AppendDecode(nil, text)
 	if err != nil {
-		return "", fmt.Errorf("copy the memory: %w", err)
+		return fmt.Errorf("digests: %w", err)
 	}
-	return d.String(), nil
+	if len(b)%entrySize != 0 {
+		return fmt.Errorf("digests: %d bytes", len(b))
+	}
+	*d = make(Digests, len(b)/entrySize)
+	last := int64(-1)
+	for ; len(b) > 0; b = b[entrySize:] {
+		n := int64(binary.BigEndian.Uint64(b))
+		if n <= last {
+			return fmt.Errorf("digests: chunk %d after %d", n, last)
+		}
+		(*d)[n] = [sha256.Size]byte(b[8:entrySize])
+		last = n
+	}
+	return nil
+}
+
+// digester collects the digests of chunks, whatever order they come in. The zero value is ready.
+type digester struct {
+	mu   sync.Mutex
+	sums Digests
+}
+
+// add may be called from many goroutines, each with chunks of its own.
+func (d *digester) add(off int64, chunk []byte) {
+	if isZero(chunk) {
+		return
+	}
+	sum := sha256.Sum256(chunk)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sums == nil {
+		d.sums = make(Digests)
+	}
+	d.sums[off/ChunkSize] = sum
+}
+
+func (d *digester) all() Digests {
+	if d.sums == nil {
+		return Digests{}
+	}
+	return d.sums
 }

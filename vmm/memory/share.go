@@ -52,11 +52,8 @@ func (h *Held) Release() error {
 // Hold returns the sealed memory of that key and size: another holder's, or what copy makes.
 func (p *Pool) Hold(ctx context.Context, key string, size int64, copy func() (*os.File, error)) (_ *Held, err error) {
 	dir := filepath.Join(p.dir, key)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("hold memory: %w", err)
-	}
 	// One copy at a time: whoever comes second finds the first one's.
-	unlock, err := flock.Lock(ctx, filepath.Join(dir, lockFile))
+	unlock, err := lockDir(ctx, dir)
 	if err != nil {
 		return nil, fmt.Errorf("hold memory: %w", err)
 	}
@@ -77,7 +74,18 @@ func (p *Pool) Hold(ctx context.Context, key string, size int64, copy func() (*o
 	return h, nil
 }
 
-const lockFile = ".lock"
+// lockDir makes and locks a directory that a Sweep may remove.
+func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
+	for {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+		unlock, err = flock.LockDir(ctx, dir, false)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return unlock, err
+		}
+	}
+}
 
 // InUse tells whether any living process holds a memory whose key begins with prefix.
 func (p *Pool) InUse(prefix string) bool {
@@ -172,4 +180,31 @@ func register(dir string, f *os.File) (entry string, err error) {
 		return "", err
 	}
 	return entry, os.Rename(tmp, entry)
+}
+
+// Sweep removes what is left in the directory of memories that nobody holds any more, but for those to be kept.
+func (p *Pool) Sweep(keep func(key string) bool) error {
+	keys, err := os.ReadDir(p.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("sweep memories: %w", err)
+	}
+	var errs []error
+	for _, e := range keys {
+		if keep(e.Name()) {
+			continue
+		}
+		dir := filepath.Join(p.dir, e.Name())
+		unlock, err := flock.TryLockDir(dir)
+		if err != nil { // in use, or gone
+			continue
+		}
+		if !p.InUse(e.Name()) {
+			errs = append(errs, os.RemoveAll(dir))
+		}
+		unlock()
+	}
+	return errors.Join(errs...)
 }

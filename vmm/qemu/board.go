@@ -72,6 +72,7 @@ func (b *Boot) params(a accel.Kind) []string {
 type fds struct {
 	qmp, agent, console, memory, modules, tap int
 	kernel, initrd, state, root               int // 0: absent
+	plugged                                   []int
 }
 
 // layout is the one machine that there is. Whatever changes here needs a new BoardVersion.
@@ -98,10 +99,17 @@ func layout(s *Spec, f fds) *Config {
 			SerialPort{ID: "agentport", Chardev: "agent", Bus: "serial0.0", Number: 1, Name: AgentPort},
 			SCSIController{ID: "scsi0"},
 			Disk{Serial: ModulesSerial, FDSet: modulesFDSet, FD: f.modules, Bus: scsiBus, LUN: modulesLUN, ReadOnly: true},
-			rootDisk(f.root),
-			Tap{ID: "nic0", FD: f.tap, MAC: vmm.MAC},
 		},
 		Incoming: f.state,
+	}
+	if !s.NoRoot {
+		c.Devices = append(c.Devices, rootDisk(f.root))
+	}
+	c.Devices = append(c.Devices, Tap{ID: "nic0", FD: f.tap, MAC: vmm.MAC})
+	for i, p := range s.Plugged {
+		d := p.disk(i)
+		d.FD = f.plugged[i]
+		c.Devices = append(c.Devices, d)
 	}
 	if s.Accel == accel.TCG {
 		// MiB of translated code: with 8 a guest thrashes, the default of a quarter of the memory is never used.

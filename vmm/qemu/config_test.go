@@ -20,6 +20,12 @@ func TestLayout(t *testing.T) {
 	boot, restore := f, f
 	boot.kernel, boot.initrd, boot.tap = 8, 9, 10
 	restore.state, restore.root, restore.tap = 8, 9, 10
+	resume := f
+	resume.state, resume.plugged, resume.tap = 8, []int{9, 10}, 11
+	plugged := []Plugged{
+		{Disk: vmm.Disk{Serial: "data"}, LUN: 4},
+		{Disk: vmm.Disk{Serial: "layer", ReadOnly: true}, LUN: 2},
+	}
 	for name, tc := range map[string]struct {
 		spec Spec
 		fds  fds
@@ -27,6 +33,7 @@ func TestLayout(t *testing.T) {
 		"boot-tcg":    {Spec{ID: "t1", Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, Accel: accel.TCG, Share: true, Boot: &Boot{TSCKHz: 2400000}}, boot},
 		"boot-kvm":    {Spec{ID: "t1", Shape: vmm.Shape{VCPUs: 4, MemoryMiB: 2048}, Accel: accel.KVM, Share: true, Boot: &Boot{}}, boot},
 		"restore-tcg": {Spec{ID: "a,b", Shape: vmm.Shape{VCPUs: 2, MemoryMiB: 512}, Accel: accel.TCG}, restore},
+		"resume-tcg":  {Spec{ID: "t1", Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, Accel: accel.TCG, NoRoot: true, Plugged: plugged}, resume},
 		"restore-kvm": {Spec{ID: "t1", Shape: vmm.Shape{VCPUs: 1, MemoryMiB: 256}, Accel: accel.KVM}, restore},
 	} {
 		t.Run(name, func(t *testing.T) {

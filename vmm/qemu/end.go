@@ -133,12 +133,17 @@ func (m *Machine) awaitSpace() {
 			return
 		}
 		m.waiting.Store(false)
+		release, err := m.change(context.Background()) // a save is bounded, and its end lets the guest go on
+		if err != nil {
+			return
+		}
+		defer release()
 		ctx, cancel := context.WithTimeout(context.Background(), m.driver.cfg.Timeout(commandTimeout))
 		defer cancel()
 		if m.paused.Load() { // Resume will let it go on
 			return
 		}
-		err := m.do(ctx, "go on after the store was full", "cont", nil)
+		err = m.do(ctx, "go on after the store was full", "cont", nil)
 		if err == nil && m.paused.Load() { // Pause came in between
 			err = m.do(ctx, "pause", "stop", nil)
 		}

@@ -15,7 +15,11 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"golang.org/x/sync/semaphore"
+
+	"github.com/cubesandbox/cube/internal/process"
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/cgroup"
@@ -37,9 +41,16 @@ type Machine struct {
 	output   *ring
 	drained  []<-chan struct{} // closed when all output has been read
 
-	paused  atomic.Bool // by Pause; not by QEMU, for want of space
-	waiting atomic.Bool // for space
-	stopped atomic.Bool // Stop was called
+	id          process.ID // QEMU's
+	platform    vmm.Platform
+	memory      *os.File // that QEMU maps; for reading only, as base.File
+	base        *Base    // nil: the memory is the machine's own
+	placeholder bool     // the root is one
+
+	changes *semaphore.Weighted // see change
+	paused  atomic.Bool         // by Pause; not by QEMU, for want of space
+	waiting atomic.Bool         // for space
+	stopped atomic.Bool         // Stop was called
 
 	mu       sync.Mutex
 	disks    map[string]*disk
@@ -56,7 +67,8 @@ type Machine struct {
 
 var _ vmm.Machine = (*Machine)(nil)
 
-func newMachine(d *Driver, s *Spec, group *cgroup.Group, proc *jail.Process, ch *channels) *Machine {
+// newMachine takes over what it is given, files included.
+func newMachine(d *Driver, s *Spec, group *cgroup.Group, proc *jail.Process, id process.ID, ch *channels, files *kept) *Machine {
 	m := &Machine{
 		driver:   d,
 		log:      d.log.With("machine", s.ID),
@@ -68,13 +80,23 @@ func newMachine(d *Driver, s *Spec, group *cgroup.Group, proc *jail.Process, ch 
 		console:  newRing(consoleSize),
 		output:   newRing(outputSize),
 		disks:    make(map[string]*disk),
-		nextSet:  firstFDSet,
+		nextSet:  firstFDSet + len(s.Plugged),
 		done:     make(chan struct{}),
+
+		id:          id,
+		platform:    s.Platform,
+		memory:      files.memory,
+		base:        files.base,
+		placeholder: s.Root == nil && !s.NoRoot,
+		changes:     semaphore.NewWeighted(allChanges),
 	}
 	if s.Root != nil {
-		d := &disk{Disk: rootDisk(0), ready: true, deleted: make(chan struct{})}
+		d := rootDisk(0)
 		d.Placeholder, d.FDSet = 0, rootFDSet
-		m.disks[d.Serial] = d
+		m.disks[d.Serial] = &disk{Disk: d, image: files.root, ready: true, deleted: make(chan struct{})}
+	}
+	for i, p := range s.Plugged {
+		m.disks[p.Serial] = &disk{Disk: p.disk(i), image: files.plugged[i], ready: true, deleted: make(chan struct{})}
 	}
 	m.drained = []<-chan struct{}{m.console.follow(ch.consoleConn), m.output.follow(ch.outputRead)}
 	m.qmp = qmp.New(ch.qmpConn)
@@ -127,14 +149,35 @@ func (m *Machine) Err() error {
 	}
 }
 
+// allChanges is what Save takes of Machine.changes.
+const allChanges = 1 << 20
+
+// change is for whoever plugs a disk, or stops or starts the vCPUs: all of these may happen at once, but not during a save.
+func (m *Machine) change(ctx context.Context) (release func(), err error) {
+	if err := m.changes.Acquire(ctx, 1); err != nil {
+		return nil, fmt.Errorf("the machine is being saved: %w", err)
+	}
+	return func() { m.changes.Release(1) }, nil
+}
+
 // Pause stops the vCPUs.
 func (m *Machine) Pause(ctx context.Context) error {
+	release, err := m.change(ctx)
+	if err != nil {
+		return fmt.Errorf("pause: %w", err)
+	}
+	defer release()
 	m.paused.Store(true)
 	return m.do(ctx, "pause", "stop", nil)
 }
 
 // Resume lets the vCPUs go on.
 func (m *Machine) Resume(ctx context.Context) error {
+	release, err := m.change(ctx)
+	if err != nil {
+		return fmt.Errorf("resume: %w", err)
+	}
+	defer release()
 	m.paused.Store(false)
 	return m.do(ctx, "resume", "cont", nil)
 }
@@ -150,20 +193,6 @@ func (m *Machine) SetCPULimit(_ context.Context, cpus float64) error {
 	}
 }
 
-// SaveState pauses the guest for good and writes the state of its devices and CPUs, but not its memory, to f, which must
-// be opened for writing only. The machine can only be stopped afterwards.
-func (m *Machine) SaveState(ctx context.Context, f *os.File) error {
-	if err := m.Pause(ctx); err != nil {
-		return err
-	}
-	set := m.newSet()
-	if err := m.do(ctx, "save state", "add-fd", map[string]any{"fdset-id": set}, f); err != nil {
-		return err
-	}
-	// The default, live: true, would take this for the end of a migration and let go of the disks.
-	return m.do(ctx, "save state", "xen-save-devices-state", map[string]any{"filename": fdset(set), "live": false})
-}
-
 // do executes a QMP command on behalf of an operation.
 func (m *Machine) do(ctx context.Context, operation, command string, args any, files ...*os.File) error {
 	err := m.qmp.Do(ctx, command, args, nil, files...)
@@ -174,6 +203,13 @@ func (m *Machine) do(ctx context.Context, operation, command string, args any, f
 		err = vmm.ErrGone
 	}
 	return fmt.Errorf("%s: %w", operation, err)
+}
+
+// doWithin is do with a deadline, which is scaled.
+func (m *Machine) doWithin(ctx context.Context, limit time.Duration, operation, command string, args any, files ...*os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, m.driver.cfg.Timeout(limit))
+	defer cancel()
+	return m.do(ctx, operation, command, args, files...)
 }
 
 // newSet returns a number for a descriptor set of its own.

@@ -15,6 +15,7 @@ import (
 // disk is a disk that is, or is about to be, plugged in.
 type disk struct {
 	Disk
+	image   *os.File      // for reading only; nil before ready
 	ready   bool          // AddDisk has succeeded
 	busy    bool          // a RemoveDisk is at work
 	deleted chan struct{} // closed when the guest has let it go
@@ -22,6 +23,11 @@ type disk struct {
 
 // AddDisk plugs a disk in.
 func (m *Machine) AddDisk(ctx context.Context, vd vmm.Disk) (err error) {
+	release, err := m.change(ctx)
+	if err != nil {
+		return fmt.Errorf("add disk %s: %w", vd.Serial, err)
+	}
+	defer release()
 	d, err := m.reserve(vd)
 	if err != nil {
 		return fmt.Errorf("add disk %s: %w", vd.Serial, err)
@@ -36,6 +42,15 @@ func (m *Machine) AddDisk(ctx context.Context, vd vmm.Disk) (err error) {
 		return fmt.Errorf("add disk %s: %w", vd.Serial, err)
 	}
 	defer f.Close()
+	image, err := reopen(vd.File, true)
+	if err != nil {
+		return fmt.Errorf("add disk %s: %w", vd.Serial, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = image.Close()
+		}
+	}()
 	what := "add disk " + d.Serial
 	if err := m.do(ctx, what, "add-fd", map[string]any{"fdset-id": d.FDSet}, f); err != nil {
 		return err
@@ -48,7 +63,7 @@ func (m *Machine) AddDisk(ctx context.Context, vd vmm.Disk) (err error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d.ready = true
+	d.image, d.ready = image, true
 	return nil
 }
 
@@ -125,6 +140,11 @@ func (m *Machine) dropImage(ctx context.Context, d *disk, node bool) error {
 // RemoveDisk unplugs the disk with that serial.
 func (m *Machine) RemoveDisk(ctx context.Context, serial string) (err error) {
 	what := "remove disk " + serial
+	release, err := m.change(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	defer release()
 	m.mu.Lock()
 	d := m.disks[serial]
 	switch {
@@ -145,6 +165,7 @@ func (m *Machine) RemoveDisk(ctx context.Context, serial string) (err error) {
 		d.busy = false
 		if err == nil {
 			delete(m.disks, serial)
+			_ = d.image.Close()
 		}
 	}()
 	select {

@@ -5,12 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/process"
@@ -19,6 +16,7 @@ import (
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/cgroup"
 	"github.com/cubesandbox/cube/vmm/jail"
+	"github.com/cubesandbox/cube/vmm/memory"
 	"github.com/cubesandbox/cube/vmm/qmp"
 	"github.com/cubesandbox/cube/vmm/record"
 )
@@ -49,9 +47,38 @@ type Spec struct {
 	Modules *os.File
 	// Root is the image of the first disk, or nil.
 	Root *os.File
+	// NoRoot says that the machine was saved after its first disk had been removed.
+	NoRoot bool
+	// Plugged are the disks that were plugged in when it was saved.
+	Plugged []Plugged
 	// Boot starts the guest from its kernel, State (opened for reading) restores it: one of them is set.
 	Boot  *Boot
 	State *os.File
+	// Platform and Base are for the machine's Save. Without Base, which goes with a Memory that isn't shared, it can't be
+	// saved.
+	Platform vmm.Platform
+	Base     *Base
+}
+
+// Base is what a machine's memory was before the machine had it.
+type Base struct {
+	// File is Memory as a file of the store, for clones of it, opened for reading.
+	File *os.File
+	// Digests are File's.
+	Digests memory.Digests
+	// Snapshot is the id of the snapshot that the file is of, "" for a base snapshot.
+	Snapshot string
+}
+
+// Plugged is a disk that a restored machine has had since before it was saved.
+type Plugged struct {
+	vmm.Disk
+	LUN int
+}
+
+// disk is that of the i-th in the machine.
+func (p *Plugged) disk(i int) Disk {
+	return Disk{Serial: p.Serial, FDSet: firstFDSet + 1 + i, Bus: scsiBus, LUN: p.LUN, ReadOnly: p.ReadOnly}
 }
 
 // Driver starts machines.
@@ -115,20 +142,23 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	if cmd.Root, err = filepath.EvalSymlinks(s.QEMU); err != nil {
 		return nil, errors.Join(fmt.Errorf("QEMU is missing: %w; run the set-up (make run)", err), ch.closeGuest())
 	}
-	var root *os.File
-	if s.Root != nil {
-		if root, err = openRoot(s.Root); err != nil {
-			return nil, errors.Join(fmt.Errorf("root disk: %w", err), ch.closeGuest())
-		}
-		defer root.Close()
+	images, err := s.openImages()
+	if err != nil {
+		return nil, errors.Join(err, ch.closeGuest())
 	}
-	if cmd.Argv, err = s.descriptors(cmd, ch, root); err != nil {
+	defer images.close()
+	files, err := s.keep()
+	if err != nil {
+		return nil, errors.Join(err, ch.closeGuest())
+	}
+	u.Push(files.close)
+	if cmd.Argv, err = s.descriptors(cmd, ch, images); err != nil {
 		return nil, errors.Join(err, ch.closeGuest())
 	}
 	prepared := time.Now()
-	proc, err := cmd.Start(func(pid int) error {
-		id, err := process.Of(pid)
-		if err != nil {
+	var id process.ID
+	proc, err := cmd.Start(func(pid int) (err error) {
+		if id, err = process.Of(pid); err != nil {
 			return err
 		}
 		return rec.Update(func(r *record.State) { r.QEMU = id })
@@ -136,7 +166,8 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 	if err := errors.Join(err, ch.closeGuest()); err != nil {
 		return nil, &vmm.BootError{Stage: "start", Err: err}
 	}
-	m := newMachine(d, s, group, proc, ch)
+	m := newMachine(d, s, group, proc, id, ch, files)
+	m.release.Push(m.closeImages)
 	m.release.Push(func() error { return os.RemoveAll(s.Dir) })
 	m.release.Push(func() error { return d.uids.Release(uid, s.Dir) })
 	m.release.Push(func() error { return d.removeGroup(group) })
@@ -152,7 +183,7 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 }
 
 // descriptors hands files over to the jail and returns the command line that names them.
-func (s *Spec) descriptors(cmd *jail.Command, ch *channels, root *os.File) ([]string, error) {
+func (s *Spec) descriptors(cmd *jail.Command, ch *channels, i *images) ([]string, error) {
 	add := func(f *os.File) int {
 		cmd.Files = append(cmd.Files, f)
 		return cmd.TapFD() - 1
@@ -164,8 +195,11 @@ func (s *Spec) descriptors(cmd *jail.Command, ch *channels, root *os.File) ([]st
 	if s.State != nil {
 		f.state = add(s.State)
 	}
-	if root != nil {
-		f.root = add(root)
+	if i.root != nil {
+		f.root = add(i.root)
+	}
+	for _, p := range i.plugged {
+		f.plugged = append(f.plugged, add(p))
 	}
 	if s.Tap != nil {
 		f.tap = add(s.Tap)
@@ -175,82 +209,10 @@ func (s *Spec) descriptors(cmd *jail.Command, ch *channels, root *os.File) ([]st
 	return layout(s, f).Argv()
 }
 
-// openRoot opens the image for QEMU. One larger than the guest takes it to be would lose its end.
-func openRoot(image *os.File) (*os.File, error) {
-	info, err := image.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > vmm.RootBytes {
-		return nil, fmt.Errorf("%s has more than %d bytes", image.Name(), int64(vmm.RootBytes))
-	}
-	return reopen(image, false)
-}
-
 func (d *Driver) removeGroup(g *cgroup.Group) error {
 	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.Timeout(commandTimeout))
 	defer cancel()
 	return g.Remove(ctx)
-}
-
-// channels are the sockets between this process and the machine. The files are QEMU's ends.
-type channels struct {
-	qmp, agent, console, output     *os.File
-	qmpConn, agentConn, consoleConn *net.UnixConn
-	outputRead                      *os.File
-}
-
-func openChannels() (_ *channels, err error) {
-	ch := &channels{}
-	var u undo.Stack
-	defer u.Run(&err)
-	u.Push(ch.closeHost)
-	u.Push(ch.closeGuest)
-	if ch.qmpConn, ch.qmp, err = socketpair("qmp"); err != nil {
-		return nil, err
-	}
-	if ch.agentConn, ch.agent, err = socketpair("agent"); err != nil {
-		return nil, err
-	}
-	if ch.consoleConn, ch.console, err = socketpair("console"); err != nil {
-		return nil, err
-	}
-	if ch.outputRead, ch.output, err = os.Pipe(); err != nil {
-		return nil, err
-	}
-	return ch, nil
-}
-
-// closeGuest closes QEMU's ends in this process.
-func (ch *channels) closeGuest() error {
-	for _, f := range []*os.File{ch.qmp, ch.agent, ch.console, ch.output} {
-		_ = f.Close() // nil included
-	}
-	return nil
-}
-
-func (ch *channels) closeHost() error {
-	for _, c := range []*net.UnixConn{ch.qmpConn, ch.agentConn, ch.consoleConn} {
-		if c != nil {
-			_ = c.Close()
-		}
-	}
-	_ = ch.outputRead.Close() // nil included
-	return nil
-}
-
-func socketpair(name string) (*net.UnixConn, *os.File, error) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make the %s channel: %w", name, err)
-	}
-	host, guest := os.NewFile(uintptr(pair[0]), name), os.NewFile(uintptr(pair[1]), name)
-	defer host.Close() // FileConn has its own duplicate
-	c, err := net.FileConn(host)
-	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("make the %s channel: %w", name, err), guest.Close())
-	}
-	return c.(*net.UnixConn), guest, nil
 }
 
 // awaitRunning waits for QMP and for the state, if there is one, to be loaded.

@@ -3,6 +3,7 @@ package cgroup
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -10,6 +11,58 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+// What is frozen with the cgroup above it goes on with that, unless it was frozen by itself before.
+func TestFreezeAbove(t *testing.T) {
+	g := group(t)
+	var children []Group
+	for _, name := range []string{"empty", "paused", "running"} {
+		c := New(g.mountpoint, g.path+"/"+name)
+		if err := os.Mkdir(c.dir(), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = os.Remove(c.dir()) }()
+		children = append(children, c)
+	}
+	for _, c := range children[1:] {
+		p := run(t, c, "while :; do :; done")
+		defer func() {
+			_ = errors.Join(c.Kill(), c.WaitEmpty(testContext(t)))
+			_ = p.Wait()
+		}()
+	}
+	if err := children[1].Freeze(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := g.Freeze(testContext(t)); err != nil {
+			t.Fatal(err)
+		}
+		if got := states(t, children); got != "[1 1 1]" {
+			t.Errorf("frozen above: %s", got)
+		}
+		if err := g.Thaw(testContext(t)); err != nil {
+			t.Fatal(err)
+		}
+		if got := states(t, children); got != "[0 1 0]" {
+			t.Errorf("thawed above: %s", got)
+		}
+	}
+}
+
+// states tells which of them are frozen.
+func states(t *testing.T, groups []Group) string {
+	t.Helper()
+	var all []uint64
+	for _, g := range groups {
+		n, err := g.value("cgroup.events", "frozen")
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, n)
+	}
+	return fmt.Sprint(all)
+}
 
 func TestFreeze(t *testing.T) {
 	g := group(t)

@@ -124,7 +124,7 @@ type Exec struct {
 // Exec starts a further process and returns its pid. It takes the streams, also when it fails. When it fails, no exit
 // is reported.
 func (c *Container) Exec(ctx context.Context, r Exec) (_ int, err error) {
-	io, err := streams(r.Streams, r.Terminal)
+	io, err := c.m.streams(r.Streams, r.Terminal)
 	if err != nil {
 		r.Streams.Close()
 		return 0, err
@@ -182,7 +182,7 @@ func (c *Container) startExec(ctx context.Context, r Exec, io *stdio.Process) (*
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err := adopt(r.ID, started, io)
+	p, err := adopt(r.ID, started, io, r.Terminal)
 	if err != nil {
 		_ = unix.Kill(started.PID, unix.SIGKILL)
 		return nil, nil, err

@@ -65,7 +65,8 @@ type Manager struct {
 
 	mu         sync.Mutex
 	containers map[string]*Container
-	next       int // the next container's number, which names its directory and cgroup
+	next       int           // the next container's number, which names its directory and cgroup
+	thawed     chan struct{} // closed when the containers go on; nil while none has to stand still
 }
 
 // NewManager makes a manager without containers.
@@ -111,7 +112,7 @@ func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error
 		return nil, err
 	}
 	u.Push(func() error { m.forget(c); return nil })
-	io, err := streams(r.Streams, r.Terminal)
+	io, err := m.streams(r.Streams, r.Terminal)
 	if err != nil {
 		r.Streams.Close()
 		return nil, err
@@ -139,7 +140,7 @@ func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error
 	if err != nil {
 		return nil, err
 	}
-	p, err := adopt("", started, io)
+	p, err := adopt("", started, io, r.Terminal)
 	if err != nil {
 		return nil, err
 	}

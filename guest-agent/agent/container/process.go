@@ -20,15 +20,16 @@ const lostStatus = 255
 
 // process is a process that the host asked for: a container's first (id "") or a further one.
 type process struct {
-	id    string
-	pid   int
-	io    *stdio.Process
-	pidfd *os.File // nil when it had ended before it could be opened
+	id       string
+	pid      int
+	io       *stdio.Process
+	terminal bool
+	pidfd    *os.File // nil when it had ended before it could be opened
 }
 
 // adopt couples what crun has started with its streams.
-func adopt(id string, started *crun.Started, io *stdio.Process) (*process, error) {
-	p := &process{id: id, pid: started.PID, io: io}
+func adopt(id string, started *crun.Started, io *stdio.Process, terminal bool) (*process, error) {
+	p := &process{id: id, pid: started.PID, io: io, terminal: terminal}
 	if started.Terminal != nil {
 		io.Attach(started.Terminal)
 	}
@@ -92,11 +93,11 @@ func (p *process) ended() {
 }
 
 // streams makes a process's ends of its streams.
-func streams(s stdio.Streams, terminal bool) (*stdio.Process, error) {
+func (m *Manager) streams(s stdio.Streams, terminal bool) (*stdio.Process, error) {
 	if terminal {
-		return stdio.Terminal(s), nil
+		return stdio.Terminal(s, m.rest), nil
 	}
-	io, err := stdio.Pipes(s)
+	io, err := stdio.Pipes(s, m.rest)
 	if err != nil {
 		return nil, fmt.Errorf("make pipes: %w", err)
 	}

@@ -8,8 +8,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
-
-	"github.com/cubesandbox/cube/guest-agent/agent/cgroup"
 )
 
 // find finds a process that hasn't ended; "" is the first.
@@ -54,7 +52,7 @@ func (c *Container) Resize(exec string, columns, rows uint16) error {
 func (c *Container) Processes() ([]int, error) { return c.group.Processes() }
 
 // Stats returns io.containerd.cgroups.v2.Metrics, encoded, of all containers together.
-func (m *Manager) Stats() ([]byte, error) { return cgroup.New(m.Cgroups, cgroupParent).Stats() }
+func (m *Manager) Stats() ([]byte, error) { return m.group().Stats() }
 
 // Stats returns io.containerd.cgroups.v2.Metrics, encoded.
 func (c *Container) Stats() ([]byte, error) {

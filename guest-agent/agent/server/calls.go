@@ -19,6 +19,9 @@ import (
 // machineID is where the guest's machine-id(5) is.
 const machineID = "/etc/machine-id"
 
+// errNoIdentity says that the session has to begin with Configure.
+var errNoIdentity = fmt.Errorf("the guest has no identity yet: %w", errdefs.ErrFailedPrecondition)
+
 var empty = &emptypb.Empty{}
 
 func (s *service) Configure(_ context.Context, r *api.ConfigureRequest) (*api.ConfigureResponse, error) {
@@ -59,7 +62,7 @@ func (s *service) SetTime(_ context.Context, r *api.SetTimeRequest) (*emptypb.Em
 
 func (s *service) CreateContainer(ctx context.Context, r *api.CreateContainerRequest) (*api.ProcessResponse, error) {
 	if !s.configured.Load() {
-		return nil, fmt.Errorf("the guest has no identity yet: %w", errdefs.ErrFailedPrecondition)
+		return nil, errNoIdentity
 	}
 	streams, err := s.streams(r.Stdio)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"path"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -43,6 +44,8 @@ type Guest struct {
 	Version    string
 	// PowerOff ends the machine. It is called once everything is written and the answer to Shutdown is on its way.
 	PowerOff func()
+
+	rest rest
 }
 
 // service serves one session.
@@ -50,11 +53,12 @@ type service struct {
 	*Guest
 	session    *mux.Session
 	configured atomic.Bool
+	turn       turn
 }
 
 // Serve serves a session to its end.
 func (g *Guest) Serve(s *mux.Session) {
-	server, err := ttrpc.NewServer(ttrpc.WithUnaryServerInterceptor(intercept))
+	server, err := ttrpc.NewServer(ttrpc.WithUnaryServerInterceptor(g.intercept))
 	if err != nil {
 		slog.Error("can't serve the host", "error", err)
 		return
@@ -65,11 +69,11 @@ func (g *Guest) Serve(s *mux.Session) {
 }
 
 // intercept bounds a call, turns its error into a status, and a panic into an error.
-func intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (_ any, err error) {
+func (g *Guest) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (_ any, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	defer recoverInto(&err, info.FullMethod)
-	answer, err := method(ctx, unmarshal)
+	answer, err := g.admit(ctx, path.Base(info.FullMethod), method, unmarshal)
 	return answer, toStatus(err)
 }
 
@@ -92,7 +96,7 @@ func toStatus(err error) error {
 	var failed *crun.Error
 	code := codes.Unknown
 	switch {
-	case errors.Is(err, errdefs.ErrNotFound), errors.Is(err, disks.ErrNotFound):
+	case errors.Is(err, errdefs.ErrNotFound), errors.Is(err, disks.ErrNotFound), errors.Is(err, stdio.ErrEnded):
 		code = codes.NotFound
 	case errors.Is(err, errdefs.ErrAlreadyExists):
 		code = codes.AlreadyExists

@@ -22,6 +22,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/events"
 	"github.com/cubesandbox/cube/guest-agent/agent/network"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
+	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/guest-agent/api/mux"
 )
@@ -33,6 +34,7 @@ func TestToStatus(t *testing.T) {
 	}{
 		{fmt.Errorf("container x: %w", errdefs.ErrNotFound), codes.NotFound},
 		{fmt.Errorf("find: %w (%w)", disks.ErrNotFound, context.DeadlineExceeded), codes.NotFound},
+		{fmt.Errorf("x: %w", stdio.ErrEnded), codes.NotFound},
 		{fmt.Errorf("x: %w", errdefs.ErrAlreadyExists), codes.AlreadyExists},
 		{fmt.Errorf("x: %w", errdefs.ErrFailedPrecondition), codes.FailedPrecondition},
 		{fmt.Errorf("x: %w", spec.ErrInvalid), codes.InvalidArgument},
@@ -58,11 +60,11 @@ func TestToStatus(t *testing.T) {
 // A panic is an error of that call, and bounded calls have a deadline.
 func TestIntercept(t *testing.T) {
 	info := &ttrpc.UnaryServerInfo{FullMethod: "/cube.agent.v1.Agent/X"}
-	_, err := intercept(t.Context(), nil, info, func(context.Context, func(any) error) (any, error) { panic("oops") })
+	_, err := (&Guest{}).intercept(t.Context(), nil, info, func(context.Context, func(any) error) (any, error) { panic("oops") })
 	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "oops") {
 		t.Errorf("got %v", err)
 	}
-	answer, err := intercept(t.Context(), nil, info, func(ctx context.Context, _ func(any) error) (any, error) {
+	answer, err := (&Guest{}).intercept(t.Context(), nil, info, func(ctx context.Context, _ func(any) error) (any, error) {
 		if _, ok := ctx.Deadline(); !ok {
 			return nil, errors.New("no deadline")
 		}

@@ -1,18 +1,15 @@
 // Package stdio couples a process's standard streams, pipes or a pseudo-terminal, with streams to the host. Each
 // direction goes at the pace of its slower end, and a process that has ended is drained and let go, whoever else may
-// still hold its pipes.
+// still hold its pipes. The streams of a process can be replaced while it runs: its machine may be restored, with another
+// host.
 package stdio
 
 import (
-	"errors"
 	"io"
 	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/cubesandbox/cube/guest-agent/api/mux"
 )
 
 // pipeSize is a pipe's capacity, and so the most that an ended process has left in one. A terminal holds less.
@@ -25,6 +22,8 @@ const copySize = 32 << 10
 type Stream interface {
 	io.ReadWriteCloser
 	CloseWrite() error
+	// Unsent is what was written and no host will get from the stream, as its session is over.
+	Unsent() []byte
 }
 
 // Streams are the streams of one process. A nil one reads as empty and swallows what is written. In may be the same as
@@ -44,18 +43,26 @@ func (s Streams) Close() {
 
 // Process is a process's end of it.
 type Process struct {
-	streams  Streams
+	rest     Rest
 	terminal *os.File    // the master side, nil without one
 	theirs   [3]*os.File // the ends of the pipes that the process gets
 	stdin    *os.File    // our ends
 	outputs  []*output
 	pumps    sync.WaitGroup
-	ended    sync.Once
+
+	mu      sync.Mutex
+	streams Streams
+	fed     chan struct{} // closed when nobody copies from streams.In any more
+	ended   bool
 }
 
+// Rest tells whether the guest's work is at rest for a save: the channel is closed when it goes on. It is nil when it
+// isn't at rest, and so is a nil Rest's.
+type Rest func() <-chan struct{}
+
 // Pipes makes a pipe for each stream.
-func Pipes(s Streams) (_ *Process, err error) {
-	p := &Process{streams: s}
+func Pipes(s Streams, rest Rest) (_ *Process, err error) {
+	p := &Process{rest: rest, streams: s, fed: closed()}
 	defer func() {
 		if err != nil {
 			p.Abandon()
@@ -74,7 +81,7 @@ func Pipes(s Streams) (_ *Process, err error) {
 		if ours, p.theirs[i+1], err = pipe(true); err != nil {
 			return nil, err
 		}
-		p.outputs = append(p.outputs, &output{from: ours, to: st})
+		p.outputs = append(p.outputs, newOutput(i+1, ours, st, rest))
 	}
 	return p, nil
 }
@@ -99,7 +106,13 @@ func pipe(readingIsOurs bool) (r, w *os.File, err error) {
 }
 
 // Terminal is for a process whose terminal Attach brings later. s.Err isn't used.
-func Terminal(s Streams) *Process { return &Process{streams: s} }
+func Terminal(s Streams, rest Rest) *Process { return &Process{rest: rest, streams: s, fed: closed()} }
+
+func closed() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
 
 // Files are what the process gets as standard input, output and error; nil stands for /dev/null.
 func (p *Process) Files() [3]*os.File { return p.theirs }
@@ -111,7 +124,7 @@ func (p *Process) Attach(master *os.File) {
 	if p.streams.Out != nil {
 		to = p.streams.Out
 	}
-	p.outputs = append(p.outputs, &output{from: master, to: to})
+	p.outputs = append(p.outputs, newOutput(1, master, to, p.rest))
 }
 
 // Start closes the process's own ends, which it has by now, and begins to copy.
@@ -120,25 +133,43 @@ func (p *Process) Start() {
 	for _, o := range p.outputs {
 		p.pumps.Go(o.run)
 	}
-	if p.stdin != nil && p.streams.In != nil {
-		p.pumps.Go(p.feed)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.startFeed()
+}
+
+// startFeed begins to copy from streams.In, once nobody else does. p.mu is held.
+func (p *Process) startFeed() {
+	from, before, fed := p.streams.In, p.fed, make(chan struct{})
+	if p.stdin == nil || from == nil {
+		return
 	}
+	p.fed = fed
+	p.pumps.Go(func() {
+		defer close(fed)
+		<-before
+		p.feed(from)
+	})
 }
 
 // Ended says that the process has ended: what it has left in its pipes is still sent, and no more. It doesn't wait for
 // that. Idempotent.
 func (p *Process) Ended() {
-	p.ended.Do(func() {
-		for _, o := range p.outputs {
-			_ = o.from.SetReadDeadline(time.Unix(1, 0))
-		}
-		if p.stdin != nil && p.terminal == nil {
-			_ = p.stdin.Close()
-		}
-		if p.streams.In != nil && p.streams.In != p.streams.Out {
-			_ = p.streams.In.Close()
-		}
-	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return
+	}
+	p.ended = true
+	for _, o := range p.outputs {
+		o.end()
+	}
+	if p.stdin != nil && p.terminal == nil {
+		_ = p.stdin.Close()
+	}
+	if p.streams.In != nil && p.streams.In != p.streams.Out {
+		_ = p.streams.In.Close()
+	}
 }
 
 // Wait returns when all has been copied, after Ended or when the process has closed everything.
@@ -186,15 +217,15 @@ func (p *Process) Resize(columns, rows uint16) error {
 
 // feed copies from the host to the process. A pipe is closed when the host says that this was all, or the process reads
 // no more; not when the host is gone, which is no end of the input. A terminal stays open for output.
-func (p *Process) feed() {
+func (p *Process) feed(from Stream) {
 	b := make([]byte, copySize)
 	for {
-		n, err := p.streams.In.Read(b)
+		n, err := from.Read(b)
 		if n > 0 {
 			if _, failed := p.stdin.Write(b[:n]); failed != nil {
 				if p.terminal == nil {
 					_ = p.stdin.Close()
-					_ = p.streams.In.Close()
+					_ = from.Close()
 				}
 				return
 			}
@@ -207,75 +238,3 @@ func (p *Process) feed() {
 		}
 	}
 }
-
-// output copies from a process to the host.
-type output struct {
-	from *os.File
-	to   Stream
-}
-
-func (o *output) run() {
-	defer o.to.Close()
-	defer o.from.Close()
-	b := make([]byte, copySize)
-	for {
-		n, err := o.from.Read(b)
-		if !o.send(b[:n]) {
-			return
-		}
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			o.drain(b)
-			return
-		}
-		if err != nil { // EOF, or EIO of a terminal that nobody has open
-			return
-		}
-	}
-}
-
-// send writes to the host. It answers false when the host doesn't want any more, which the process finds out by its
-// next write (SIGPIPE, SIGHUP). When the host is gone altogether, output vanishes and the process goes on.
-func (o *output) send(b []byte) bool {
-	if len(b) == 0 {
-		return true
-	}
-	_, err := o.to.Write(b)
-	if err != nil {
-		if errors.Is(err, mux.ErrReset) {
-			return false
-		}
-		o.to = nowhere{}
-	}
-	return true
-}
-
-// drain sends what is in the pipe, and no more than one may hold: another process may have it open and go on writing.
-func (o *output) drain(b []byte) {
-	if err := o.from.SetReadDeadline(time.Time{}); err != nil {
-		return
-	}
-	raw, err := o.from.SyscallConn()
-	if err != nil {
-		return
-	}
-	for left := pipeSize; left > 0; {
-		var n int
-		var failed error
-		err := raw.Read(func(fd uintptr) bool {
-			n, failed = unix.Read(int(fd), b[:min(len(b), left)])
-			return true // never wait
-		})
-		if err != nil || failed != nil || n <= 0 || !o.send(b[:n]) {
-			return
-		}
-		left -= n
-	}
-}
-
-// nowhere is the stream that swallows everything.
-type nowhere struct{}
-
-func (nowhere) Read([]byte) (int, error)    { return 0, io.EOF }
-func (nowhere) Write(p []byte) (int, error) { return len(p), nil }
-func (nowhere) Close() error                { return nil }
-func (nowhere) CloseWrite() error           { return nil }

@@ -98,7 +98,7 @@ func TestRoundTrip(t *testing.T) {
 	in, gin := h.stream(t)
 	out, gout := h.stream(t)
 	errs, gerr := h.stream(t)
-	p, err := Pipes(Streams{In: gin, Out: gout, Err: gerr})
+	p, err := Pipes(Streams{In: gin, Out: gout, Err: gerr}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestDrainOfAnEndedProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
 			out, gout := h.stream(t)
-			p, err := Pipes(Streams{Out: gout})
+			p, err := Pipes(Streams{Out: gout}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +172,7 @@ func TestBackPressure(t *testing.T) {
 	h := newHost(t)
 	out, gout := h.stream(t)
 	errs, gerr := h.stream(t)
-	p, err := Pipes(Streams{Out: gout, Err: gerr})
+	p, err := Pipes(Streams{Out: gout, Err: gerr}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func TestBackPressure(t *testing.T) {
 func TestEndOfInput(t *testing.T) {
 	h := newHost(t)
 	out, gout := h.stream(t)
-	p, err := Pipes(Streams{Out: gout})
+	p, err := Pipes(Streams{Out: gout}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestEndOfInput(t *testing.T) {
 func TestInputThatNobodyReads(t *testing.T) {
 	h := newHost(t)
 	in, gin := h.stream(t)
-	p, err := Pipes(Streams{In: gin})
+	p, err := Pipes(Streams{In: gin}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 	finish(t, c, p)
 
 	in, gin = h.stream(t)
-	if p, err = Pipes(Streams{In: gin}); err != nil {
+	if p, err = Pipes(Streams{In: gin}, nil); err != nil {
 		t.Fatal(err)
 	}
 	c = start(t, p, "sleep 60")
@@ -246,7 +246,7 @@ func TestOutputThatNobodyReads(t *testing.T) {
 	const script = "while echo x; do :; done 2>/dev/null; exit 3"
 	h := newHost(t)
 	out, gout := h.stream(t)
-	p, err := Pipes(Streams{Out: gout})
+	p, err := Pipes(Streams{Out: gout}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func TestOutputThatNobodyReads(t *testing.T) {
 
 	_, gout = h.stream(t)
 	_, gin := h.stream(t)
-	if p, err = Pipes(Streams{In: gin, Out: gout}); err != nil {
+	if p, err = Pipes(Streams{In: gin, Out: gout}, nil); err != nil {
 		t.Fatal(err)
 	}
 	c = start(t, p, "head -c 5000000 /dev/zero; read x && exit 1; exit 2")
@@ -284,7 +284,7 @@ func TestTerminal(t *testing.T) {
 	h := newHost(t)
 	in, gin := h.stream(t)
 	out, gout := h.stream(t)
-	p := Terminal(Streams{In: gin, Out: gout})
+	p := Terminal(Streams{In: gin, Out: gout}, nil)
 	master, slave := openTerminal(t)
 	p.Attach(master)
 	c := exec.Command("/bin/sh", "-c", "stty size; read line; echo got $line; head -c 100000 /dev/zero | tr '\\0' x")
@@ -337,7 +337,7 @@ func TestAbandon(t *testing.T) {
 	h := newHost(t)
 	in, gin := h.stream(t)
 	out, gout := h.stream(t)
-	p, err := Pipes(Streams{In: gin, Out: gout})
+	p, err := Pipes(Streams{In: gin, Out: gout}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

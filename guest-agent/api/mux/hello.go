@@ -32,10 +32,10 @@ type epoch [16]byte
 // inside of a frame, so nothing that a workload writes can pass for one.
 var preamble = make([]byte, maxFrame+headerSize)
 
-func appendHello(b []byte, kind frameType, e epoch) []byte {
+func appendHello(b []byte, kind frameType, v uint16, e epoch) []byte {
 	b = appendHeader(b, kind, helloSize, 0)
 	b = append(b, magic...)
-	b = binary.BigEndian.AppendUint16(b, version)
+	b = binary.BigEndian.AppendUint16(b, v)
 	return append(b, e[:]...)
 }
 
@@ -60,12 +60,12 @@ func awaitHello(r *bufio.Reader, kind frameType, limit int) (v uint16, e epoch, 
 // Connect says hello with a fresh epoch over the agent channel and waits for the guest's answer until ctx ends, skipping
 // whatever bytes of an older life come first. It owns conn, also when it fails.
 func Connect(ctx context.Context, conn net.Conn) (*Session, error) {
-	r, err := handshake(ctx, conn)
+	r, v, err := handshake(ctx, conn)
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
-	s := newSession(conn, true)
+	s := newSession(conn, true, v)
 	s.onEnd = func() { _ = conn.Close() }
 	go func() {
 		err := s.readFrames(r)
@@ -78,8 +78,8 @@ func Connect(ctx context.Context, conn net.Conn) (*Session, error) {
 	return s, nil
 }
 
-// handshake says hello and returns a reader of what comes after the answer.
-func handshake(ctx context.Context, conn net.Conn) (_ *bufio.Reader, err error) {
+// handshake says hello and returns a reader of what comes after the answer, and the version that the guest speaks.
+func handshake(ctx context.Context, conn net.Conn) (_ *bufio.Reader, v uint16, err error) {
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
@@ -97,21 +97,21 @@ func handshake(ctx context.Context, conn net.Conn) (_ *bufio.Reader, err error) 
 	}()
 	var mine epoch
 	_, _ = rand.Read(mine[:]) // never fails (crypto/rand)
-	if _, err := conn.Write(appendHello(bytes.Clone(preamble), typeHello, mine)); err != nil {
-		return nil, err
+	if _, err := conn.Write(appendHello(bytes.Clone(preamble), typeHello, version, mine)); err != nil {
+		return nil, 0, err
 	}
 	r := bufio.NewReaderSize(conn, readBuffer)
 	for {
 		v, e, err := awaitHello(r, typeHelloAck, maxStale)
 		switch {
 		case err != nil:
-			return nil, unexpected(err)
+			return nil, 0, unexpected(err)
 		case e != mine: // an answer that an older life was still waiting for
 			continue
-		case v != version:
-			return nil, protocolErrorf("the guest's agent speaks version %d, this host %d", v, version)
+		case v < oldest || v > version:
+			return nil, 0, protocolErrorf("the guest's agent speaks version %d, this host %d to %d", v, oldest, version)
 		}
-		return r, nil
+		return r, v, nil
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 func TestHelloInTheMiddleOfAFrame(t *testing.T) {
 	data := append(appendHeader(nil, typeData, 1000, ControlID), make([]byte, 1000)...)
 	largest := append(appendHeader(nil, typeData, maxPayload, ControlID), make([]byte, maxPayload)...)
-	hello := append(preamble, appendHello(nil, typeHello, epoch{9})...)
+	hello := append(preamble, appendHello(nil, typeHello, version, epoch{9})...)
 	for name, partial := range map[string][]byte{
 		"nothing":        nil,
 		"one byte":       data[:1],
@@ -33,7 +33,7 @@ func TestHelloInTheMiddleOfAFrame(t *testing.T) {
 			h, g := socketpair(t)
 			sessions := serve(t, g)
 			// The first life's host vanishes without a word; its bytes stay in the channel.
-			if _, err := handshake(testContext(t), h); err != nil {
+			if _, _, err := handshake(testContext(t), h); err != nil {
 				t.Fatal(err)
 			}
 			old := next(t, sessions)
@@ -63,7 +63,7 @@ func TestHelloInTheMiddleOfAFrame(t *testing.T) {
 func TestConnectSkipsAnOlderLifesBytes(t *testing.T) {
 	h, g := socketpair(t)
 	sessions := serve(t, g)
-	if _, err := handshake(testContext(t), h); err != nil {
+	if _, _, err := handshake(testContext(t), h); err != nil {
 		t.Fatal(err)
 	}
 	old := next(t, sessions)
@@ -91,7 +91,7 @@ func TestConnectSkipsAnOlderLifesBytes(t *testing.T) {
 func TestHelloInAPayloadIsData(t *testing.T) {
 	host, guest := pair(t)
 	h, g := open(t, host, guest, 2)
-	want := append(preamble, appendHello(nil, typeHello, epoch{7})...)
+	want := append(preamble, appendHello(nil, typeHello, version, epoch{7})...)
 	for range 3 {
 		if _, err := h.Write(want); err != nil {
 			t.Fatal(err)
@@ -130,10 +130,10 @@ func TestConnectFails(t *testing.T) {
 				}
 			}
 		}},
-		{"another version", "speaks version 2, this host 1", testContext(t), func(c net.Conn) {
+		{"another version", "speaks version 3, this host 1 to 2", testContext(t), func(c net.Conn) {
 			_, e, _ := awaitHello(bufio.NewReader(c), typeHello, 1<<20)
-			b := appendHello(nil, typeHelloAck, e)
-			b[headerSize+len(magic)+1] = 2
+			b := appendHello(nil, typeHelloAck, version, e)
+			b[headerSize+len(magic)+1] = 3
 			_, _ = c.Write(b)
 		}},
 	} {

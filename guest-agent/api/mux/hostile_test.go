@@ -35,7 +35,7 @@ func rawGuest(t testing.TB) (*Session, net.Conn, *bufio.Reader) {
 	go func() {
 		_, e, err := awaitHello(r, typeHello, 1<<20)
 		if err == nil {
-			_, _ = g.Write(appendHello(nil, typeHelloAck, e))
+			_, _ = g.Write(appendHello(nil, typeHelloAck, version, e))
 		}
 	}()
 	s, err := Connect(testContext(t), h)
@@ -62,8 +62,8 @@ func TestHostRefuses(t *testing.T) {
 		{"short window", "WINDOW of 3 bytes", frame(typeWindow, 2, 0, 0, 1)},
 		{"open", "OPEN for stream 7", frame(typeOpen, 7)},
 		{"open of an open stream", "OPEN on stream 2", frame(typeOpen, 2)},
-		{"hello", "unexpected HELLO", appendHello(nil, typeHello, epoch{})},
-		{"second answer", "unexpected HELLO_ACK", appendHello(nil, typeHelloAck, epoch{})},
+		{"hello", "unexpected HELLO", appendHello(nil, typeHello, version, epoch{})},
+		{"second answer", "unexpected HELLO_ACK", appendHello(nil, typeHelloAck, version, epoch{})},
 		{"data for nobody", "DATA for stream 9", frame(typeData, 9, 1)},
 		{"eof for nobody", "EOF for stream 9", frame(typeEOF, 9)},
 		{"window for nobody", "WINDOW for stream 9", window(9, 1)},
@@ -117,7 +117,7 @@ func TestGuestRecovers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h, g := socketpair(t)
 			sessions := serve(t, g)
-			if _, err := handshake(testContext(t), h); err != nil {
+			if _, _, err := handshake(testContext(t), h); err != nil {
 				t.Fatal(err)
 			}
 			old := next(t, sessions)
@@ -179,7 +179,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	defer func() { _ = g.Close() }()
 	go func() {
 		_, e, _ := awaitHello(bufio.NewReader(g), typeHello, 1<<20)
-		_, _ = g.Write(appendHello(nil, typeHelloAck, e))
+		_, _ = g.Write(appendHello(nil, typeHelloAck, version, e))
 	}()
 	s, err := Connect(testContext(t), h)
 	if err != nil {
@@ -204,18 +204,20 @@ func FuzzHost(f *testing.F) {
 	f.Add(join(frame(typeData, 2, 1, 2, 3), frame(typeEOF, 2), frame(typeReset, 2)))
 	f.Add(join(window(2, 100), frame(typeReset, 1), frame(typeData, 1, 5)))
 	f.Add(join(frame(typeEOF, 2), frame(typeReset, 2), window(2, 7), frame(typeReset, 2)))
+	f.Add(join(held(1, 0, 0), frame(typeData, 1, 5)))
 	f.Fuzz(func(t *testing.T, b []byte) { fuzzSession(t, b, true) })
 }
 
 func FuzzGuest(f *testing.F) {
 	f.Add(join(frame(typeOpen, 3), frame(typeData, 3, 1, 2, 3), frame(typeEOF, 3), frame(typeReset, 3)))
 	f.Add(join(frame(typeOpen, 3), frame(typeOpen, 4), window(3, 100), frame(typeReset, 4), preamble))
+	f.Add(join(asked(1, 0), released(1), frame(typeOpen, 3), asked(2, 44)))
 	f.Fuzz(func(t *testing.T, b []byte) { fuzzSession(t, b, false) })
 }
 
 // fuzzSession lets a session with work of its own read b, and checks what must hold whatever comes.
 func fuzzSession(t *testing.T, b []byte, host bool) {
-	s := newSession(io.Discard, host)
+	s := newSession(io.Discard, host, version)
 	go s.writeFrames(nil)
 	st := s.add(2)
 	st.taken = true
@@ -245,9 +247,9 @@ func checkBounds(t *testing.T, s *Session) {
 
 // FuzzServe lets the guest read whatever comes over the channel: HELLOs too, one session after another.
 func FuzzServe(f *testing.F) {
-	hello := join(make([]byte, headerSize), appendHello(nil, typeHello, epoch{1}))
+	hello := join(make([]byte, headerSize), appendHello(nil, typeHello, version, epoch{1}))
 	f.Add(join(hello, frame(typeOpen, 3), frame(typeData, 3, 1, 2), hello, frame(typeOpen, 3), frame(typeEOF, 3)))
-	f.Add(join(hello, frame(99, 2), appendHello(nil, typeHello, epoch{2}), window(1, 1), hello))
+	f.Add(join(hello, frame(99, 2), appendHello(nil, typeHello, version, epoch{2}), window(1, 1), hello))
 	f.Add(join([]byte("rubbish"), hello[:len(hello)-3], hello, frame(typeData, 1, 7)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		sessions := make(chan *Session, len(b)/helloSize+1)

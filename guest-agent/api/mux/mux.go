@@ -8,6 +8,10 @@
 // Each direction of a stream has a credit window, so a reader that stands still never stalls other streams. Neither
 // side trusts the other: sizes and counts are bounded, and whatever a correct peer cannot send ends the session.
 //
+// The host can have the channel stand still for a moment (Hold): both sides stop between two frames and compare how many
+// bytes the one has sent and the other received. A machine that is saved then has nothing under way; the one that was
+// saved goes on in the same session, and one that is restored begins another.
+//
 // The package knows nothing of what travels in the streams.
 package mux
 
@@ -32,7 +36,15 @@ const (
 	maxPayload = maxFrame - headerSize
 	headerSize = 8 // type u8, reserved u8, payload length u16, stream u32; big endian
 
-	version = 1
+	// version is what this side speaks, oldest the least that its peer has to. The guest answers with the lower one of
+	// the host's and its own.
+	version = 2
+	oldest  = 1
+
+	// Payloads: the hold's number u32, then counts of bytes u64.
+	holdSize    = 4 + 8
+	heldSize    = 4 + 8 + 8
+	releaseSize = 4
 )
 
 type frameType uint8
@@ -53,10 +65,18 @@ const (
 	typeReset
 	// typeWindow gives credit back; payload: u32 bytes.
 	typeWindow
+	// typeHold (host) says that nothing but typeRelease follows; payload: a number that rises, and how many bytes of
+	// frames the host has sent before. Stream 0, as the next two.
+	typeHold
+	// typeHeld (guest) answers it, and says the same of the guest; payload: that number, the bytes received up to
+	// the end of the HOLD, the bytes sent before this.
+	typeHeld
+	// typeRelease (host) ends it; payload: that number.
+	typeRelease
 )
 
 func (t frameType) String() string {
-	names := [...]string{"sync", "HELLO", "HELLO_ACK", "OPEN", "DATA", "EOF", "RESET", "WINDOW"}
+	names := [...]string{"sync", "HELLO", "HELLO_ACK", "OPEN", "DATA", "EOF", "RESET", "WINDOW", "HOLD", "HELD", "RELEASE"}
 	if int(t) < len(names) {
 		return names[t]
 	}
@@ -111,6 +131,12 @@ func parseHeader(b []byte) (header, error) {
 	switch h.kind {
 	case typeWindow:
 		want = 4
+	case typeHold:
+		want = holdSize
+	case typeHeld:
+		want = heldSize
+	case typeRelease:
+		want = releaseSize
 	case typeOpen, typeEOF, typeReset:
 	case typeData:
 		if h.length < 1 || h.length > maxPayload {

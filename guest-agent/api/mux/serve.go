@@ -14,12 +14,12 @@ func Serve(conn io.ReadWriter, handle func(*Session)) error {
 	for {
 		// There is nothing else to do than to wait for a host that makes sense: no limit. Which versions it can talk
 		// to is the host's decision.
-		_, e, err := awaitHello(r, typeHello, math.MaxInt)
+		v, e, err := awaitHello(r, typeHello, math.MaxInt)
 		if err != nil {
 			return err
 		}
-		s := newSession(conn, false)
-		go s.writeFrames(appendHello(nil, typeHelloAck, e))
+		s := newSession(conn, false, min(v, version))
+		go s.writeFrames(appendHello(nil, typeHelloAck, s.version, e))
 		go handle(s)
 		err = s.readFrames(r)
 		var broken *ProtocolError

@@ -20,10 +20,11 @@ const lateFrames = 8
 // Session is one life of the channel: from a HELLO until the next one, an error or Close. All methods may be called from
 // many goroutines.
 type Session struct {
-	conn  io.Writer
-	host  bool
-	done  chan struct{}
-	onEnd func() // called once, before done is closed
+	conn    io.Writer
+	host    bool
+	version uint16 // of the protocol, that both speak
+	done    chan struct{}
+	onEnd   func() // called once, before done is closed
 	// written is closed when no byte of this session will be written any more.
 	written chan struct{}
 
@@ -38,12 +39,14 @@ type Session struct {
 	writable sync.Cond // the writer has something to do
 	urgent   []*Stream // streams with an OPEN, WINDOW or RESET to send
 	bulk     []*Stream // streams with data or an EOF to send; each once, served in turn
+	hold     hold
 }
 
-func newSession(conn io.Writer, host bool) *Session {
+func newSession(conn io.Writer, host bool, version uint16) *Session {
 	s := &Session{
 		conn:    conn,
 		host:    host,
+		version: version,
 		done:    make(chan struct{}),
 		written: make(chan struct{}),
 		streams: map[uint32]*Stream{},
@@ -206,6 +209,13 @@ func (s *Session) receive(h header, payload []byte) error {
 	defer s.mu.Unlock()
 	if s.err != nil {
 		return s.err
+	}
+	defer func() { s.hold.received += uint64(headerSize + h.length) }()
+	switch {
+	case h.kind == typeHold || h.kind == typeHeld || h.kind == typeRelease:
+		return s.receiveMark(h, payload)
+	case s.hold.peerStill:
+		return protocolErrorf("%v while the channel is held", h.kind)
 	}
 	st := s.streams[h.stream]
 	if st == nil {

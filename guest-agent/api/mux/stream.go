@@ -108,6 +108,18 @@ func (st *Stream) Write(p []byte) (n int, err error) {
 	}
 }
 
+// Unsent is what was written and won't be sent any more, because the session has ended. If the channel was held then,
+// that is exactly what the peer hasn't received. Before the end it is nothing.
+func (st *Stream) Unsent() []byte {
+	s := st.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		return nil
+	}
+	return append([]byte(nil), st.out.b[st.out.off:]...)
+}
+
 // CloseWrite ends this side's direction: the peer reads io.EOF after all that was written. Idempotent.
 func (st *Stream) CloseWrite() error {
 	s := st.session

@@ -42,14 +42,19 @@ func (s *Session) writeFrames(first []byte) {
 }
 
 // nextBatch waits for something to send. It answers false when there will be nothing any more.
-func (s *Session) nextBatch(batch []byte) ([]byte, bool) {
+func (s *Session) nextBatch(batch []byte) (more []byte, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.err == nil && !s.closing && len(s.urgent) == 0 && len(s.bulk) == 0 {
+	for s.err == nil && !s.closing && !s.busy() {
 		s.writable.Wait()
 	}
-	if s.err != nil || len(s.urgent) == 0 && len(s.bulk) == 0 {
+	if s.err != nil || !s.busy() {
 		return nil, false
+	}
+	defer func() { s.hold.sent += uint64(len(more)) }()
+	batch = s.hold.appendMarks(batch)
+	if s.hold.still {
+		return batch, true
 	}
 	for _, st := range s.urgent {
 		batch = st.appendUrgent(batch)
@@ -63,6 +68,11 @@ func (s *Session) nextBatch(batch []byte) ([]byte, bool) {
 		s.schedule(st)
 	}
 	return batch, true
+}
+
+// busy tells whether there is something that may be sent. s.mu is held.
+func (s *Session) busy() bool {
+	return len(s.hold.marks) > 0 || !s.hold.still && (len(s.urgent) > 0 || len(s.bulk) > 0)
 }
 
 // sendable tells whether the stream has data that the peer has room for, or only its EOF left to send.

@@ -28,7 +28,7 @@ type Agent struct {
 
 	mu         sync.Mutex
 	changed    *sync.Cond
-	frozen     chan struct{}            // not nil: no call is answered before it is closed
+	stalled    chan struct{}            // not nil: no call is answered before it is closed
 	held       map[string]chan struct{} // by container: its creation isn't answered before it is closed
 	session    *mux.Session
 	containers map[string]*container
@@ -83,10 +83,10 @@ func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
 func (a *Agent) intercept(ctx context.Context, u ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, m ttrpc.Method) (any, error) {
 	a.mu.Lock()
 	a.calls = append(a.calls, info.FullMethod)
-	frozen := a.frozen
+	stalled := a.stalled
 	a.mu.Unlock()
-	if frozen != nil {
-		<-frozen
+	if stalled != nil {
+		<-stalled
 	}
 	a.pause()
 	r, err := m(ctx, u)
@@ -100,15 +100,15 @@ func (a *Agent) pause() {
 	}
 }
 
-// Freeze lets no call be answered until the returned function is called.
-func (a *Agent) Freeze() (thaw func()) {
+// Stall lets no call be answered until the returned function is called.
+func (a *Agent) Stall() (goOn func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.frozen = make(chan struct{})
+	a.stalled = make(chan struct{})
 	return func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.thaw()
+		a.goOn()
 	}
 }
 
@@ -128,11 +128,11 @@ func (a *Agent) HoldCreate(id string) (release func()) {
 	}
 }
 
-// thaw lets calls be answered again. a.mu is held.
-func (a *Agent) thaw() {
-	if a.frozen != nil {
-		close(a.frozen)
-		a.frozen = nil
+// goOn lets calls be answered again. a.mu is held.
+func (a *Agent) goOn() {
+	if a.stalled != nil {
+		close(a.stalled)
+		a.stalled = nil
 	}
 }
 
@@ -170,7 +170,7 @@ func (a *Agent) die() {
 		delete(a.held, id)
 	}
 	a.changed.Broadcast()
-	a.thaw()
+	a.goOn()
 	a.mu.Unlock()
 }
 
@@ -211,6 +211,21 @@ func (a *Agent) Events(_ context.Context, r *api.EventsRequest, srv api.Agent_Ev
 
 // Quiesce implements the API.
 func (a *Agent) Quiesce(context.Context, *emptypb.Empty) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, nil
+}
+
+// Freeze implements the API.
+func (a *Agent) Freeze(context.Context, *api.FreezeRequest) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, nil
+}
+
+// Thaw implements the API.
+func (a *Agent) Thaw(context.Context, *api.ThawRequest) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, nil
+}
+
+// AttachProcess implements the API.
+func (a *Agent) AttachProcess(context.Context, *api.AttachProcessRequest) (*emptypb.Empty, error) {
 	return &emptypb.Empty{}, nil
 }
 

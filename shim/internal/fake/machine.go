@@ -176,6 +176,11 @@ func (m *Machine) Pause(context.Context) error { return errors.New("not used") }
 // Resume implements vmm.Machine.
 func (m *Machine) Resume(context.Context) error { return errors.New("not used") }
 
+// Save implements vmm.Machine.
+func (m *Machine) Save(context.Context, vmm.SaveRequest) (*vmm.Saved, error) {
+	return nil, errors.New("not used")
+}
+
 // SetCPULimit implements vmm.Machine.
 func (m *Machine) SetCPULimit(_ context.Context, cpus float64) error {
 	m.mu.Lock()

@@ -206,6 +206,16 @@ func obey(args []string) (string, error) {
 		n, _ := strconv.Atoi(arg(1))
 		hoard = append(hoard, bytes.Repeat([]byte{1}, n<<20))
 		return "", nil
+	case "count": // <serial>: counts for ever, in memory and at the start of the disk
+		return "", count(arg(1))
+	case "counted": // <n>: waits for more than n; the count in memory and that on the disk
+		return counted(arg(1))
+	case "twins": // <MiB>: keeps two memories of that size equal, for ever
+		n, _ := strconv.Atoi(arg(1))
+		go keepTwins(n << 20)
+		return "", nil
+	case "twinned": // <n>: waits for more than n writes; how many there were, and how often they were found to differ
+		return twinned(arg(1))
 	case "panic":
 		return "", os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0)
 	case "poweroff":

@@ -21,14 +21,18 @@ import (
 // isolated is in the environment of a process that has a mount namespace of its own.
 const isolated = "CUBE_TEST_ISOLATED"
 
-// Main runs the tests in a private mount namespace. To be called by TestMain.
-func Main(m *testing.M) {
-	os.Exit(run(m))
+// Main runs the tests in a private mount namespace, and then after, if it is given. To be called by TestMain.
+func Main(m *testing.M, after ...func()) {
+	os.Exit(run(m, after))
 }
 
-func run(m *testing.M) int {
+func run(m *testing.M, after []func()) int {
 	if os.Getenv(isolated) != "" {
-		return m.Run()
+		code := m.Run()
+		for _, f := range after {
+			f()
+		}
+		return code
 	}
 	if os.Getuid() != 0 {
 		fmt.Fprintln(os.Stderr, "these tests mount file systems: run them as root")

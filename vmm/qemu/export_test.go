@@ -1,0 +1,4 @@
+package qemu
+
+// Killpoint is where a test intervenes in a save.
+var Killpoint = &killpoint
