@@ -63,7 +63,13 @@ func internet(t *testing.T) *far {
 	var ended sync.WaitGroup
 	ended.Go(func() { f.echo(echo) })
 	ended.Go(func() { f.hear(ear) })
-	t.Cleanup(func() { _ = errors.Join(echo.Close(), ear.Close()); ended.Wait() })
+	t.Cleanup(func() {
+		_ = errors.Join(echo.Close(), ear.Close())
+		if c := f.talks.Load(); c != nil {
+			_ = c.Close() // its other end may have gone without a way to say so
+		}
+		ended.Wait()
+	})
 	return f
 }
 
