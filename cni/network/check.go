@@ -99,40 +99,26 @@ func (n *Network) List(ctx context.Context) (all []*Attachment, err error) {
 
 // Check verifies that all that Open made is in force, and that the address is among those that the runtime remembers.
 // errdefs.ErrNotFound for what isn't open, errdefs.ErrFailedPrecondition for what isn't as it must be.
-func (n *Network) Check(ctx context.Context, id, network, ifName string, remembered []netip.Addr) (err error) {
-	key, err := keyOf(id)
-	if err != nil {
-		return err
-	}
-	s, err := n.beginUp(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.end(&err)
-	a, err := s.take(ctx, key, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return notOpen(id)
-	} else if err != nil {
-		return err
-	}
-	defer s.done(a, &err)
-	if a.Open == nil || a.Open.Network != network || a.Open.IfName != ifName {
-		return notOpen(id)
-	}
-	if !slices.Contains(remembered, a.Open.Address) {
-		return fmt.Errorf("container %s has the address %s, and not one of %v: %w", id, a.Open.Address, remembered, errdefs.ErrFailedPrecondition)
-	}
-	l, err := s.tap(a.Tap)
-	if err != nil {
-		return err
-	}
-	if err := s.datapath.CheckGateway(); err != nil {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
-	}
-	if err := s.datapath.CheckSandbox(bpf.ID(a.Tap), l.Attrs().Index, a.Open.Address); err != nil {
-		return err
-	}
-	return s.checkPorts(ctx, a)
+func (n *Network) Check(ctx context.Context, id, network, ifName string, remembered []netip.Addr) error {
+	return n.look(ctx, id, func(s *session, a *attachment) error {
+		if a.Open.Network != network || a.Open.IfName != ifName {
+			return notOpen(id)
+		}
+		if !slices.Contains(remembered, a.Open.Address) {
+			return fmt.Errorf("container %s has the address %s, and not one of %v: %w", id, a.Open.Address, remembered, errdefs.ErrFailedPrecondition)
+		}
+		l, err := s.tap(a.Tap)
+		if err != nil {
+			return err
+		}
+		if err := s.datapath.CheckGateway(); err != nil {
+			return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+		}
+		if err := s.datapath.CheckSandbox(bpf.ID(a.Tap), l.Attrs().Index, a.Open.Address); err != nil {
+			return err
+		}
+		return s.checkPorts(ctx, a)
+	})
 }
 
 // CheckGateway verifies that the gateway device runs the datapath's program; errdefs.ErrFailedPrecondition if not,

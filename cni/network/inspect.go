@@ -30,7 +30,7 @@ func (n *Network) Find(ctx context.Context, namespace, name string) (*Attachment
 	return nil, fmt.Errorf("container %s has no place in the network: %w", name, errdefs.ErrNotFound)
 }
 
-// look runs f on what is open under a CNI id, and stays so meanwhile; errdefs.ErrNotFound if it isn't.
+// look runs f on what is open under a CNI id, which nobody else changes meanwhile; errdefs.ErrNotFound if it isn't.
 func (n *Network) look(ctx context.Context, id string, f func(*session, *attachment) error) (err error) {
 	key, err := keyOf(id)
 	if err != nil {

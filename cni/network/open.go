@@ -143,36 +143,19 @@ func (s *session) takeAddress() (netip.Addr, error) {
 
 // SetPolicy replaces a policy, for live connections too; nil closes all. The names of errors are Open's, and
 // errdefs.ErrNotFound for what isn't open.
-func (n *Network) SetPolicy(ctx context.Context, id string, p *policy.Policy) (err error) {
-	key, err := keyOf(id)
-	if err != nil {
-		return err
-	}
-	s, err := n.beginUp(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.end(&err)
-	a, err := s.take(ctx, key, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return notOpen(id)
-	} else if err != nil {
-		return err
-	}
-	defer s.done(a, &err)
-	if a.Open == nil {
-		return notOpen(id)
-	}
-	rows, err := s.compile(p)
-	if err != nil {
-		return err
-	}
-	// Written before it is in force: what another process puts in force then is the latest, if maybe twice.
-	a.Open.Policy = p
-	if err := s.write(a); err != nil {
-		return err
-	}
-	return s.datapath.SetPolicy(bpf.ID(a.Tap), rows)
+func (n *Network) SetPolicy(ctx context.Context, id string, p *policy.Policy) error {
+	return n.look(ctx, id, func(s *session, a *attachment) error {
+		rows, err := s.compile(p)
+		if err != nil {
+			return err
+		}
+		// Written before it is in force: what another process puts in force then is the latest, if maybe twice.
+		a.Open.Policy = p
+		if err := s.write(a); err != nil {
+			return err
+		}
+		return s.datapath.SetPolicy(bpf.ID(a.Tap), rows)
+	})
 }
 
 func notOpen(id string) error {
