@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates the agent's API from its protocol, and the datapath's objects from its programs. With --check: only tells whether
+# Generates the APIs of the agent and the shim from their protocols, and the datapath's objects from its programs. With --check: only tells whether
 # what is committed is what would come out.
 . "$(dirname "${BASH_SOURCE[0]}")/setup/lib.sh"
 cd "$tree"
@@ -8,7 +8,7 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
 PATH=$CUBE_CACHE/bin:$PATH protoc -I. --go_out="$out" --go_opt=paths=source_relative \
-	--go-ttrpc_out="$out" --go-ttrpc_opt=paths=source_relative guest-agent/api/agent.proto
+	--go-ttrpc_out="$out" --go-ttrpc_opt=paths=source_relative guest-agent/api/agent.proto shim/api/snapshot.proto
 
 # Nothing of where the tree and the cache are gets into the objects.
 clang=$CUBE_CACHE/clang
@@ -36,4 +36,5 @@ same() {
 
 mode=${1:-}
 same guest-agent/api/agent.proto "$out"/guest-agent/api/*.pb.go
+same shim/api/snapshot.proto "$out"/shim/api/*.pb.go
 same bpf/dp "$out"/bpf/dp_*

@@ -102,6 +102,9 @@ type Machine interface {
 	// Agent is the byte channel to the agent in the guest. There is one; whoever takes it owns it. It reads EOF when
 	// the machine ends.
 	Agent() net.Conn
+	// Tap is another descriptor of the tap that the machine was made with, nil if it was made without: for the machine that
+	// is to take its place. The caller closes it.
+	Tap() (*os.File, error)
 	// AddDisk plugs a disk in while the guest runs. It returns when the device exists for QEMU; the guest sees it a
 	// little later.
 	AddDisk(ctx context.Context, d Disk) error

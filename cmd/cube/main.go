@@ -117,7 +117,8 @@ func newApp() *cli.App {
 		},
 		Commands: []*cli.Command{
 			upCommand(), downCommand(), statusCommand(), doctorCommand(),
-			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(), networkCommand(),
+			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(),
+			snapshotCommand(), rollbackCommand(), cloneCommand(), networkCommand(),
 		},
 	}
 	for _, c := range app.Commands {

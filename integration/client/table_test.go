@@ -28,7 +28,7 @@ type row struct {
 const (
 	hostNamespace = "the host's PID namespace is refused: the container's kernel is another one"
 	runcOnly      = "about runc: its binary, its options or its failpoints"
-	checkpoint    = "checkpoints of tasks are not implemented"
+	checkpoint    = "it looks for CRIU; the suite snapshot tests checkpoints"
 	userNamespace = "user namespaces and id-mapped mounts are refused, and `-info` says so"
 	daemonOnly    = "about containerd's own configuration"
 )

@@ -78,6 +78,8 @@ func describe(a typeurl.Any, topic string) (id, text string, err error) {
 		id, want, text = e.ContainerID, "paused", "paused"
 	case *apievents.TaskResumed:
 		id, want, text = e.ContainerID, "resumed", "resumed"
+	case *apievents.TaskCheckpointed:
+		id, want, text = e.ContainerID, "checkpointed", "checkpointed"
 	default:
 		return "", "", fmt.Errorf("event %T", v)
 	}

@@ -3,6 +3,8 @@ package conformance
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
+	"path/filepath"
 	"time"
 
 	cgroupstats "github.com/containerd/cgroups/v3/cgroup2/stats"
@@ -15,6 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cubesandbox/cube/shim/saved"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // ociType is where the types of OCI specs are in an Any, as JSON.
@@ -164,7 +169,20 @@ func closeIO(b *box) {
 	p.ends(0, "all of it\n")
 }
 
+// checkpoint leaves what names a snapshot, and the container goes on.
 func checkpoint(b *box) {
-	_, err := b.client.Checkpoint(b.d.context(b.T), &taskapi.CheckpointTaskRequest{ID: b.id, Path: b.bundle})
-	b.refused("checkpoint", err, codes.Unimplemented)
+	dir := filepath.Join(b.bundle, "checkpoint")
+	_, err := b.client.Checkpoint(b.d.context(b.T), &taskapi.CheckpointTaskRequest{ID: b.id, Path: dir})
+	b.must(err)
+	c, err := saved.ReadCheckpoint(dir)
+	b.must(err)
+	if c.Container != b.id {
+		b.Errorf("checkpoint %+v", c)
+	}
+	p := b.exec(cat).started()
+	b.must(p.closeIO())
+	p.ends(0, "")
+	_, err = snapshot.New(b.d.cfg, slog.New(slog.DiscardHandler)).Delete(c.Snapshot)
+	b.must(err)
+	b.refused("checkpoint of nothing", second(b.client.Checkpoint(b.d.context(b.T), &taskapi.CheckpointTaskRequest{ID: "nothing", Path: dir})), codes.NotFound)
 }

@@ -162,7 +162,7 @@ func badRequests(b *box) {
 		return second(b.client.Create(ctx, r))
 	}
 	b.refused("create with an id that is a path", create(func(r *taskapi.CreateTaskRequest) { r.ID = "../other" }), codes.InvalidArgument)
-	b.refused("create from a checkpoint", create(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = "/checkpoint" }), codes.FailedPrecondition)
+	b.refused("create from a checkpoint", create(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = "/checkpoint" }), codes.InvalidArgument)
 	b.refused("exec with an id that is a path", b.add("../e", sleep.args(b.d), nil, false), codes.InvalidArgument)
 	b.refused("exec of nothing", b.add("e", nil, nil, false), codes.InvalidArgument)
 	r := &taskapi.ExecProcessRequest{ID: b.id, ExecID: "e", Spec: processOf(nil)}

@@ -224,6 +224,9 @@ func (c *Config) BaseDir() string { return filepath.Join(c.StoreDir(), "base") }
 // SnapshotDir holds the snapshots of running machines.
 func (c *Config) SnapshotDir() string { return filepath.Join(c.StoreDir(), "snapshots") }
 
+// DiskDir holds one directory per machine that was made from a snapshot, with the images of its disks.
+func (c *Config) DiskDir() string { return filepath.Join(c.StoreDir(), "disks") }
+
 // LogDir holds the output of detached containers and the daemons' logs.
 func (c *Config) LogDir() string { return filepath.Join(c.StateDir, "logs") }
 

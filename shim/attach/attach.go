@@ -39,11 +39,6 @@ func (Network) Attach(ctx context.Context, cfg *config.Config, p network.Pod, as
 	if err != nil {
 		return nil, err
 	}
-	if asked.Settings != nil {
-		if a, err = n.Open(ctx, asked.Settings.Request(p)); err != nil {
-			return nil, err
-		}
-	}
 	tap, err := n.OpenTap(ctx, p)
 	if err != nil {
 		return nil, err
@@ -51,6 +46,13 @@ func (Network) Attach(ctx context.Context, cfg *config.Config, p network.Pod, as
 	return &pod.Attachment{
 		Tap:   tap,
 		Guest: guest(a),
+		Open: func(ctx context.Context) error {
+			if asked.Settings == nil {
+				return nil
+			}
+			_, err := n.Open(ctx, asked.Settings.Request(p))
+			return err
+		},
 		Follow: func(ctx context.Context, changed func(mtu uint32)) error {
 			return follow(ctx, a.Tap, a.MTU, changed)
 		},

@@ -38,10 +38,11 @@ func TestMAC(t *testing.T) {
 func attachTo(t *testing.T, h *testnet.Host, asked spec.Network) (*pod.Attachment, error) {
 	t.Helper()
 	a, err := Network{}.Attach(t.Context(), h.Config, box, asked, slog.New(slog.NewTextHandler(t.Output(), nil)))
-	if a != nil {
-		t.Cleanup(func() { _ = a.Tap.Close() })
+	if err != nil || a == nil {
+		return nil, err
 	}
-	return a, err
+	t.Cleanup(func() { _ = a.Tap.Close() })
+	return a, a.Open(t.Context())
 }
 
 func openTo(p *policy.Policy) spec.Network {

@@ -55,18 +55,6 @@ func (g *Guest) Thaw(ctx context.Context) error {
 	return nil
 }
 
-// Restore takes a machine over that was saved at rest. It gives the guest an identity, as Identify does; attach gives its
-// processes the streams that they have from then on (AttachProcess); then the work goes on.
-func (g *Guest) Restore(ctx context.Context, hostname, id string, network *api.Network, attach func(context.Context) error) error {
-	if _, err := g.Identify(ctx, hostname, id, network); err != nil {
-		return err
-	}
-	if err := attach(ctx); err != nil {
-		return err
-	}
-	return g.Thaw(ctx)
-}
-
 // pause has calls wait. The zero value doesn't.
 type pause struct {
 	mu   sync.Mutex

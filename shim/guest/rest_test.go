@@ -171,19 +171,6 @@ func TestHostileRest(t *testing.T) {
 	}
 }
 
-// Restore sees to it that nothing works without an identity.
-func TestRestore(t *testing.T) {
-	g, _ := abused(t, "", same)
-	broken := errors.New("broken")
-	if err := g.Restore(testContext(t), "host", "id", nil, func(context.Context) error { return broken }); err != broken {
-		t.Errorf("got %v", err)
-	}
-	attached := false
-	if err := g.Restore(testContext(t), "host", "id", nil, func(context.Context) error { attached = true; return nil }); err != nil || !attached {
-		t.Errorf("got %v; attached: %v", err, attached)
-	}
-}
-
 // The machine of an agent that knows nothing of this can't be saved, and isn't disturbed.
 func TestFreezeOfAnOldAgent(t *testing.T) {
 	host, guest := net.Pipe()

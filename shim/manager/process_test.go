@@ -52,8 +52,11 @@ func TestMain(m *testing.M) {
 		launcher.Before = func() { unix.Kill(os.Getpid(), unix.SIGKILL) }
 	}
 	server.Register(server.Machines{
-		Launcher: func(*config.Config, *slog.Logger) vmm.Launcher { return launcher },
-		Cleanup:  cleanup,
+		Launcher: func(cfg *config.Config, _ *slog.Logger) vmm.Launcher {
+			launcher.Snapshots = cfg.SnapshotDir()
+			return launcher
+		},
+		Cleanup: cleanup,
 	})
 	shim.RunShim(context.Background(), &manager.Manager{Runtime: "io.cube.v2", Cleanup: cleanup, Sweep: sweep},
 		func(c *shim.Config) { c.NoReaper, c.NoSubreaper = true, true })
@@ -350,6 +353,11 @@ func TestKilledShim(t *testing.T) {
 	d.create(d.connect(r.Address))
 	pid := d.shimPID()
 	d.must(os.Mkdir(d.dir+"/run/vm/orphan", 0o700))
+	// As of a machine that was made from a snapshot.
+	state, err := d.pod().State()
+	d.must(err)
+	state.DiskDir = d.dir + "/disks"
+	d.must(errors.Join(os.Mkdir(state.DiskDir, 0o700), d.pod().SaveState(state)))
 	d.must(unix.Kill(pid, unix.SIGKILL))
 	d.ended(pid)
 	began := time.Now()
@@ -371,6 +379,9 @@ func TestKilledShim(t *testing.T) {
 		t.Errorf("%v and %v", first, second)
 	}
 	d.nothingLeft()
+	if _, err := os.Stat(state.DiskDir); err == nil {
+		t.Error("the machine's disks are left")
+	}
 }
 
 // TestKilledAfterExit: what is known of the exit is what delete tells.

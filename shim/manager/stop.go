@@ -148,7 +148,14 @@ func (s *stop) endPod(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(s.Cleanup(cfg, state.MachineDir), s.Sweep(cfg)); err != nil {
+	var errs []error
+	for _, dir := range state.MachineDirs() {
+		errs = append(errs, s.Cleanup(cfg, dir))
+	}
+	if err := errors.Join(append(errs, s.Sweep(cfg))...); err != nil {
+		return err
+	}
+	if err := state.RemoveDisks(); err != nil {
 		return err
 	}
 	if err := network.New(cfg).Release(ctx, network.Pod{Namespace: state.Namespace, ID: state.ID}); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -12,14 +13,18 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/shim/hooks"
 	"github.com/cubesandbox/cube/shim/record"
+	"github.com/cubesandbox/cube/shim/saved"
 )
 
 // container is a container in the machine.
 type container struct {
 	id, bundle string
+	guestID    string           // the guest's name for it: id, or that of the container that was saved
+	specSum    string           // the digest of its spec
+	saved      *saved.Container // what it was when it was saved; nil for one that began here
 	pod        *Pod
-	claim      *claim // on the machine, until init's exit
-	vm         *vm
+	claim      *claim             // on the machine, until init's exit
+	on         atomic.Pointer[vm] // see vm
 	init       *process
 	events     *Events
 	log        *slog.Logger
@@ -43,12 +48,25 @@ type container struct {
 	doomed bool
 }
 
+// vm is the machine that it is in. A rollback makes it another.
+func (c *container) vm() *vm { return c.on.Load() }
+
 // watch gives everything that is running an exit when the machine goes down.
 func (c *container) watch() {
-	select {
-	case <-c.init.done:
-		return
-	case <-c.vm.down:
+	v := c.vm()
+	for {
+		select {
+		case <-c.init.done:
+			return
+		case <-v.down:
+		}
+		c.pod.mu.Lock() // a rollback is over, or comes too late
+		now := c.vm()
+		c.pod.mu.Unlock()
+		if now == v {
+			break
+		}
+		v = now
 	}
 	c.mu.Lock()
 	processes := make([]*process, 0, len(c.execs)+1)
@@ -57,7 +75,7 @@ func (c *container) watch() {
 	}
 	c.mu.Unlock()
 	for _, p := range append(processes, c.init) { // settle puts init last in any case
-		c.exited(p, c.vm.lost)
+		c.exited(p, v.lost)
 	}
 }
 
@@ -79,9 +97,9 @@ func (c *container) told(e *api.Exit) {
 func (c *container) remove() error {
 	var err error
 	if c.claim.end() {
-		err = c.vm.stop()
+		err = c.vm().stop()
 	} else {
-		err = c.vm.takeOut(c.id, c.disks)
+		err = c.vm().takeOut(c.guestID, c.disks)
 	}
 	if err := errors.Join(err, c.shares.close()); err != nil {
 		return err

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/shim/rootfs"
+	"github.com/cubesandbox/cube/shim/saved"
 	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/shim/stdio"
 )
@@ -26,6 +28,9 @@ type CreateRequest struct {
 	// ConfigFile is the configuration to use, or else Config, which is one itself. Without either it is the default one.
 	ConfigFile string
 	Config     []byte
+	// Checkpoint is the directory of a checkpoint that the container is made from, "" for a fresh one. Its root is the saved
+	// one then, not Rootfs, and what runs in it what was saved.
+	Checkpoint string
 }
 
 // creation is a Create under way: what it has so far.
@@ -40,6 +45,9 @@ type creation struct {
 	root    *rootfs.Root
 	host    *stdio.IO
 	shares  *shares
+	specSum string
+	from    *origin          // nil for a fresh container, as is saved
+	saved   *saved.Container // what it goes on as
 	undo    undo.Stack
 
 	claim  *claim
@@ -79,12 +87,12 @@ func (p *Pod) Create(ctx context.Context, r CreateRequest) (pid int, err error) 
 		Bundle:      r.Bundle,
 		Rootfs:      r.Rootfs,
 		IO:          &eventsapi.TaskIO{Stdin: r.Stdio.Stdin, Stdout: r.Stdio.Stdout, Stderr: r.Stdio.Stderr, Terminal: r.Stdio.Terminal},
-		Pid:         uint32(c.vm.PID()),
+		Pid:         uint32(c.vm().PID()),
 	})
 	p.created(c)
 	c.created()
 	go c.watch()
-	return c.vm.PID(), nil
+	return c.vm().PID(), nil
 }
 
 // prepare checks all that can be checked without acquiring anything.
@@ -114,6 +122,9 @@ func (n *creation) prepare() (err error) {
 		}
 	}
 	n.plan.Guest.Process.Terminal = n.Stdio.Terminal // what containerd's stdio is made for decides
+	if err := n.checkpointed(); err != nil {
+		return err
+	}
 	for _, what := range n.plan.Dropped {
 		n.log.Info("left out what only means something on the host", "what", what)
 	}
@@ -128,6 +139,10 @@ func (n *creation) claimed(ctx context.Context) (c *container, err error) {
 		return nil, err
 	}
 	n.claim = claim
+	if !leads && n.from != nil {
+		claim.end()
+		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("restore container %s: its pod has a virtual machine already", n.ID))
+	}
 	if !leads {
 		if c, err = n.run(ctx); err != nil && claim.end() && n.vm != nil {
 			err = errors.Join(err, n.vm.stop())
@@ -137,6 +152,9 @@ func (n *creation) claimed(ctx context.Context) (c *container, err error) {
 	n.making = n.newMaking(n.cfg, n.ConfigFile, n.plan.Machine, n.plan.NetNS)
 	if name := n.plan.Guest.Hostname; name != "" {
 		n.making.hostname = name
+	}
+	if n.from != nil {
+		n.making.goOn(n.from)
 	}
 	if c, err = n.run(ctx); err != nil {
 		n.hasNot(claim.machine, err)

@@ -64,7 +64,12 @@ func (n *creation) release() error {
 	return errors.Join(n.records.SaveState(n.state), n.env.Dir.Leave(n.ID))
 }
 
+// openRoot opens the disks of the root. Those of a container that was saved come with the machine.
 func (n *creation) openRoot(ctx context.Context) (err error) {
+	if n.saved != nil {
+		n.root, n.disks = &rootfs.Root{}, n.saved.Disks
+		return nil
+	}
 	n.root, err = rootfs.Open(ctx, rootfs.Source{
 		Owner:      n.ID,
 		Plugged:    n.making == nil,

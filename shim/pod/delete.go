@@ -50,11 +50,11 @@ func (p *Pod) Delete(ctx context.Context, id, execID string) (pid int, exit Exit
 	if execID == "" {
 		c.events.Send(&eventsapi.TaskDelete{
 			ContainerID: id,
-			Pid:         uint32(c.vm.PID()),
+			Pid:         uint32(c.vm().PID()),
 			ExitStatus:  exit.Status,
 			ExitedAt:    timestamppb.New(exit.At),
 		})
 		p.forget(id)
 	}
-	return c.vm.PID(), exit, nil
+	return c.vm().PID(), exit, nil
 }

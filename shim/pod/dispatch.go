@@ -31,7 +31,7 @@ func (p *Pod) dispatch(v *vm) {
 		case <-ctx.Done():
 		}
 	}()
-	var after uint64
+	after := v.lastEvent.Load()
 	for broken := 0; broken < streamRetries; broken++ {
 		began := time.Now()
 		stream, err := v.guest.Events(ctx, &api.EventsRequest{After: after})
@@ -45,6 +45,7 @@ func (p *Pod) dispatch(v *vm) {
 			}
 			after = e.Sequence
 			p.event(v, e)
+			v.lastEvent.Store(after)
 		}
 		select {
 		case <-ctx.Done():
@@ -81,8 +82,10 @@ func (p *Pod) event(v *vm, e *api.Event) {
 func (p *Pod) known(v *vm, id string) *container {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s := p.slots[id]; s != nil && s.c != nil && s.c.vm == v {
-		return s.c
+	for _, s := range p.slots {
+		if s.c != nil && s.c.vm() == v && s.c.guestID == id {
+			return s.c
+		}
 	}
 	v.strange.Do(func() { v.log.Debug("the guest tells of a container that isn't here", "id", guest.Text(id)) })
 	return nil

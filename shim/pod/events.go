@@ -119,6 +119,8 @@ func topic(event any) string {
 		return "/tasks/paused"
 	case *eventsapi.TaskResumed:
 		return "/tasks/resumed"
+	case *eventsapi.TaskCheckpointed:
+		return "/tasks/checkpointed"
 	}
 	return "/tasks/?"
 }

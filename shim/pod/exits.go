@@ -69,30 +69,30 @@ func (c *container) endExecs() []*process {
 // settle brings an exit to its end: output, if it ran, execs, record, event, waiters.
 func (c *container) settle(p *process, execs []*process, ran bool) {
 	c.mu.Lock()
-	host, exit := p.io, p.exit
+	w, exit := p.wired, p.exit
 	c.mu.Unlock()
 	switch {
-	case host == nil:
+	case w == nil:
 	case ran:
-		host.Drain(c.timeout(drainLimit))
+		w.host.Drain(c.timeout(drainLimit))
 	default:
-		host.Cut()
+		w.host.Cut()
 	}
 	if p.execID == "" {
 		c.awaitExecs(execs)
-		if err := c.records.SaveExit(record.Exit{PID: c.vm.PID(), Status: exit.Status, At: exit.At}); err != nil {
+		if err := c.records.SaveExit(record.Exit{PID: c.vm().PID(), Status: exit.Status, At: exit.At}); err != nil {
 			c.log.Warn("record the exit", "error", err)
 		}
 		if c.claim.end() {
 			// Nobody needs the machine any more. Whoever sees the exit may rely on it that the task's pid is gone
 			// and that its disks are at rest, with all data on them.
-			c.vm.stopWithin(c.timeout(restLimit))
+			c.vm().stopWithin(c.timeout(restLimit))
 		}
 	}
 	c.events.Send(&eventsapi.TaskExit{
 		ContainerID: c.id,
 		ID:          p.eventID(),
-		Pid:         uint32(c.vm.PID()),
+		Pid:         uint32(c.vm().PID()),
 		ExitStatus:  exit.Status,
 		ExitedAt:    timestamppb.New(exit.At),
 	})

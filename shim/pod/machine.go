@@ -129,12 +129,20 @@ func (p *Pod) has(m *machine, v *vm) {
 	p.settled.Broadcast()
 	p.mu.Unlock()
 	close(m.ready)
+	p.followLife(m, v)
+}
+
+// followLife has the machine end when v goes down, unless another has taken the place of that.
+func (p *Pod) followLife(m *machine, v *vm) {
 	go func() {
 		<-v.down
 		p.mu.Lock()
-		m.ended = true
+		replaced := m.vm != v
+		m.ended = m.ended || !replaced
 		p.mu.Unlock()
-		v.stop() // logs; whoever deletes gets the error
+		if !replaced {
+			v.stop() // logs; whoever deletes gets the error
+		}
 	}()
 }
 

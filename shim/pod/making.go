@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cubesandbox/cube/guest-agent/api"
@@ -31,13 +33,16 @@ type making struct {
 	hostname string
 	request  vmm.Request // what the machine is to be
 	network  spec.Network
+	from     *origin // nil for a machine in which nothing has run yet
 
 	undo     undo.Stack
 	state    record.PodState
 	attached *Attachment // nil for none
 	machine  vmm.Machine
 	guest    *guest.Guest
-	vm       *vm // after identify
+	vm       *vm // after greet
+	// lent: its place in the network is another machine's, whose place it takes or who takes its own.
+	lent atomic.Bool
 }
 
 // newMaking prepares to make a machine. configFile is where cfg is from, "" for the default; netns is as in vmm.Request.
@@ -73,6 +78,13 @@ func (k *making) claim() error {
 	if err := os.MkdirAll(k.request.Dir, 0o700); err != nil {
 		return fmt.Errorf("make the machine's directory: %w", err)
 	}
+	if k.from == nil {
+		return nil
+	}
+	k.undo.Push(k.state.RemoveDisks)
+	if err := os.MkdirAll(k.request.DiskDir, 0o700); err != nil {
+		return fmt.Errorf("make the directory of the machine's disks: %w", err)
+	}
 	return nil
 }
 
@@ -82,9 +94,13 @@ func (k *making) cleanUp() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for dir, file := range map[string]string{old.MachineDir: old.ConfigFile, k.request.Dir: k.state.ConfigFile} {
+	dirs := map[string]string{k.request.Dir: k.state.ConfigFile}
+	for _, dir := range old.MachineDirs() {
+		dirs[dir] = old.ConfigFile
+	}
+	for dir, file := range dirs {
 		_, err := os.Lstat(dir)
-		if known := dir == old.MachineDir && !old.Undone; dir == "" || errors.Is(err, fs.ErrNotExist) && !known {
+		if known := slices.Contains(old.MachineDirs(), dir) && !old.Undone; errors.Is(err, fs.ErrNotExist) && !known {
 			continue
 		}
 		k.log.Warn("clean up what an earlier shim of this pod has left", "dir", dir)
@@ -95,6 +111,9 @@ func (k *making) cleanUp() error {
 		if err == nil {
 			err = k.detach(cfg)
 		}
+		if err == nil {
+			err = old.RemoveDisks()
+		}
 		if err != nil {
 			return fmt.Errorf("clean up what an earlier shim has left in %s: %w", dir, err)
 		}
@@ -104,12 +123,17 @@ func (k *making) cleanUp() error {
 
 // launch makes the machine. root may be nil.
 func (k *making) launch(ctx context.Context, root *os.File) error {
-	began := time.Now()
-	r := k.request
-	r.Root = root
 	if err := k.attach(ctx); err != nil {
 		return err
 	}
+	return k.boot(ctx, root)
+}
+
+// boot is launch for a machine that has its place in the network, if it is to have one.
+func (k *making) boot(ctx context.Context, root *os.File) error {
+	began := time.Now()
+	r := k.request
+	r.Root = root
 	if k.attached != nil {
 		defer k.attached.Tap.Close() // the machine has its own
 		r.Tap = k.attached.Tap
@@ -125,26 +149,48 @@ func (k *making) launch(ctx context.Context, root *os.File) error {
 	return k.env.Dir.SaveState(k.state)
 }
 
-// identify greets the agent and gives the guest its identity, before which nothing of a workload runs in it.
-func (k *making) identify(ctx context.Context) (_ *vm, err error) {
+// identify greets the agent and gives the guest its identity, before which nothing of a workload runs in it, and follows
+// what it tells.
+func (k *making) identify(ctx context.Context) (*vm, error) {
+	if err := k.greet(ctx); err != nil {
+		return nil, err
+	}
+	k.heed()
+	return k.vm, nil
+}
+
+// heed follows the guest's events, and the network for it.
+func (k *making) heed() {
+	go k.dispatch(k.vm)
+	if k.attached != nil {
+		go k.follow(k.vm)
+	}
+}
+
+// greet is the first talk with the agent.
+func (k *making) greet(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout(identifyLimit))
 	defer cancel()
 	if k.guest, err = guest.Connect(ctx, k.machine.Agent(), k.cfg.Timeout); err != nil {
-		return nil, k.deathOf(err)
+		return k.deathOf(err)
 	}
 	var network *api.Network
 	if k.attached != nil {
 		network = k.attached.Guest
 	}
 	if err = k.tell(ctx, network); err != nil {
-		return nil, k.deathOf(err)
+		return k.deathOf(err)
+	}
+	if err = k.open(ctx); err != nil {
+		return err
 	}
 	k.vm = newVM(k.machine, k.guest, k.log, k.cfg.Timeout, k.undone)
-	go k.dispatch(k.vm)
-	if k.attached != nil {
-		go k.follow(k.vm)
+	k.vm.made = k
+	if k.from != nil {
+		k.vm.asleep.Store(true)
+		k.vm.lastEvent.Store(k.from.pod.Event)
 	}
-	return k.vm, nil
+	return nil
 }
 
 // tell gives the guest its identity, for the first time or again.
@@ -211,10 +257,10 @@ func (k *making) release() error {
 
 // undone gives back the place in the network of a machine that is no more, and notes that nothing is left.
 func (k *making) undone() error {
-	if k.state.Undone {
+	if k.state.Undone || k.lent.Load() {
 		return nil
 	}
-	if err := k.detach(k.cfg); err != nil {
+	if err := errors.Join(k.detach(k.cfg), k.state.RemoveDisks()); err != nil {
 		return err
 	}
 	k.state.Undone = true

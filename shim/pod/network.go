@@ -34,6 +34,9 @@ type Attachment struct {
 	Tap *os.File
 	// Guest is what the machine is told.
 	Guest *api.Network
+	// Open opens it, unless a CNI plugin does that. It is called when the guest has its identity and nothing of a workload
+	// runs in it yet.
+	Open func(ctx context.Context) error
 	// Follow calls changed with each other MTU that the guest is to have, until ctx ends, which is no error.
 	Follow func(ctx context.Context, changed func(mtu uint32)) error
 }
@@ -47,6 +50,19 @@ func (k *making) attach(ctx context.Context) (err error) {
 	defer cancel()
 	if k.attached, err = k.env.Network.Attach(ctx, k.cfg, k.name(), k.network, k.log); err != nil {
 		return fmt.Errorf("attach the pod to the network: %w", err)
+	}
+	return nil
+}
+
+// open opens it, if there is one.
+func (k *making) open(ctx context.Context) error {
+	if k.attached == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout(networkLimit))
+	defer cancel()
+	if err := k.attached.Open(ctx); err != nil {
+		return fmt.Errorf("open the pod's network: %w", err)
 	}
 	return nil
 }

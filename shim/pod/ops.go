@@ -38,9 +38,9 @@ func (p *Pod) Kill(ctx context.Context, id, execID string, signal uint32, all bo
 		ctx, cancel = context.WithTimeout(ctx, c.timeout(killLimit))
 		defer cancel()
 	}
-	_, err = c.vm.guest.SignalProcess(ctx, &api.SignalProcessRequest{Id: id, ExecId: execID, Signal: signal, All: all})
-	if ends && errors.Is(err, context.DeadlineExceeded) && (c.claim.alone() || !c.vm.answers(killLimit)) {
-		c.vm.kill("its agent doesn't answer a SIGKILL for " + t.name())
+	_, err = c.vm().guest.SignalProcess(ctx, &api.SignalProcessRequest{Id: c.guestID, ExecId: execID, Signal: signal, All: all})
+	if ends && errors.Is(err, context.DeadlineExceeded) && (c.claim.alone() || !c.vm().answers(killLimit)) {
+		c.vm().kill("its agent doesn't answer a SIGKILL for " + t.name())
 		return nil
 	}
 	if errors.Is(err, guest.ErrGone) {
@@ -66,6 +66,7 @@ func (c *container) mustEnd() {
 	if already {
 		return
 	}
+	v := c.vm()
 	go func() {
 		limit := c.timeout(exitLimit)
 		timer := time.NewTimer(limit)
@@ -74,13 +75,13 @@ func (c *container) mustEnd() {
 			select {
 			case <-c.init.done:
 				return
-			case <-c.vm.down:
+			case <-v.down:
 				return
 			case <-timer.C:
 			}
 			// A machine that waits for room on the host's disk can't be blamed.
-			if !c.vm.machine.Waiting() && c.claim.outlived() {
-				c.vm.kill(c.init.name() + " has outlived its SIGKILL")
+			if !v.machine.Waiting() && !v.held.Load() && c.claim.outlived() {
+				v.kill(c.init.name() + " has outlived its SIGKILL")
 				return
 			}
 			timer.Reset(limit)
@@ -104,7 +105,7 @@ func (p *Pod) Resize(ctx context.Context, id, execID string, cols, rows uint32) 
 	if execID != "" && state < Running {
 		return nil // it starts with that size
 	}
-	if _, err := t.c.vm.guest.ResizePty(ctx, &api.ResizePtyRequest{Id: id, ExecId: execID, Columns: cols, Rows: rows}); err != nil {
+	if _, err := t.c.vm().guest.ResizePty(ctx, &api.ResizePtyRequest{Id: t.c.guestID, ExecId: execID, Columns: cols, Rows: rows}); err != nil {
 		return fmt.Errorf("resize the terminal of %s: %w", t.name(), err)
 	}
 	return nil
@@ -117,14 +118,14 @@ func (p *Pod) CloseIO(id, execID string) error {
 		return err
 	}
 	t.c.mu.Lock()
-	state, host := t.state, t.io
+	state, w := t.state, t.wired
 	t.stdinClosed = true
 	t.c.mu.Unlock()
 	if err := state.check(opCloseIO, t.name()); err != nil {
 		return err
 	}
-	if host != nil {
-		host.CloseStdin()
+	if w != nil {
+		w.host.CloseStdin()
 	}
 	return nil
 }

@@ -22,18 +22,18 @@ func (p *Pod) Pause(ctx context.Context, id string) error {
 	if err := c.advance(opPause, Pausing); err != nil {
 		return err
 	}
-	_, err = c.vm.guest.PauseContainer(ctx, &api.ContainerRequest{Id: id})
+	_, err = c.vm().guest.PauseContainer(ctx, &api.ContainerRequest{Id: c.guestID})
 	if err == nil {
 		return c.paused()
 	}
 	// Without an answer it may stand still all the same.
-	c.vm.guest.ResumeContainer(context.WithoutCancel(ctx), &api.ContainerRequest{Id: id}) // the error is that of the pause
+	c.vm().guest.ResumeContainer(context.WithoutCancel(ctx), &api.ContainerRequest{Id: c.guestID}) // the error is that of the pause
 	c.mu.Lock()
 	if c.init.state == Pausing {
 		c.init.state = Running
 	}
 	c.mu.Unlock()
-	return fmt.Errorf("pause %s: %w", c.init.name(), c.vm.explain(err))
+	return fmt.Errorf("pause %s: %w", c.init.name(), c.vm().explain(err))
 }
 
 // advance takes init into a state if the op is possible.
@@ -72,8 +72,8 @@ func (p *Pod) Resume(ctx context.Context, id string) error {
 	if err := c.advance(opResume, Paused); err != nil {
 		return err
 	}
-	if _, err := c.vm.guest.ResumeContainer(ctx, &api.ContainerRequest{Id: id}); err != nil {
-		return fmt.Errorf("resume %s: %w", c.init.name(), c.vm.explain(err))
+	if _, err := c.vm().guest.ResumeContainer(ctx, &api.ContainerRequest{Id: c.guestID}); err != nil {
+		return fmt.Errorf("resume %s: %w", c.init.name(), c.vm().explain(err))
 	}
 	if err := c.advance(opResume, Running); err != nil {
 		return err // it has ended meanwhile

@@ -24,6 +24,7 @@ import (
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 var errShuttingDown = errdefs.ErrUnavailable.WithMessage("the shim is shutting down")
@@ -43,6 +44,8 @@ type Env struct {
 	Launcher func(*config.Config) vmm.Launcher
 	// Cleanup undoes all that a machine's directory stands for, and removes it.
 	Cleanup func(cfg *config.Config, machineDir string) error
+	// Snapshots returns the store of saved machines for a configuration.
+	Snapshots func(*config.Config) *snapshot.Store
 	// Network gives the pod its place in the host's network.
 	Network Network
 }
@@ -58,6 +61,7 @@ type Pod struct {
 	slots map[string]*slot
 	// machine is nil before it is asked for, and again when it has ended and nothing tells of it any more.
 	machine *machine
+	rolling bool      // a rollback is under way
 	settled sync.Cond // something that was being made, or answered, has come to an end
 	// answering are the deletions whose answers aren't on their way yet.
 	answering int
@@ -89,6 +93,9 @@ func (p *Pod) reserve(id string) error {
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
 		return errShuttingDown
+	}
+	if p.rolling {
+		return errRollingBack
 	}
 	if p.slots[id] != nil {
 		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("container %s already exists", id))
@@ -201,7 +208,7 @@ func (p *Pod) stop(v *vm) error {
 	p.mu.Lock()
 	var all []*container
 	for _, s := range p.slots {
-		if s.created && s.c.vm == v {
+		if s.created && s.c.vm() == v {
 			all = append(all, s.c)
 		}
 	}
@@ -212,12 +219,12 @@ func (p *Pod) stop(v *vm) error {
 	return err
 }
 
-// busy tells whether a container or the machine is being made. p.mu is held.
+// busy tells whether a container or the machine is being made, or put back. p.mu is held.
 func (p *Pod) busy() bool {
 	for _, s := range p.slots {
 		if !s.created {
 			return true
 		}
 	}
-	return p.machine != nil && p.machine.vm == nil
+	return p.machine != nil && p.machine.vm == nil || p.rolling
 }

@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 
 	"github.com/cubesandbox/cube/guest-agent/api"
@@ -30,6 +31,7 @@ const (
 type process struct {
 	c      *container
 	execID string // "" for init
+	number uint64 // random
 	stdio  stdio.Config
 	spec   []byte // an exec's OCI process, JSON
 
@@ -42,10 +44,9 @@ type process struct {
 	// Guarded by c.mu.
 	state      State
 	exit       Exit
-	early      *Exit // an exit that came before the start was published
-	io         *stdio.IO
-	streams    []stdio.Stream // the guest's ends of io
-	cols, rows uint32         // an exec's terminal before its start
+	early      *Exit  // an exit that came before the start was published
+	wired      *wire  // nil before there is a process in the guest
+	cols, rows uint32 // an exec's terminal before its start
 	// stdinClosed: the input ends as soon as there is one.
 	stdinClosed bool
 	isDone      bool
@@ -55,6 +56,7 @@ func newProcess(c *container, execID string, config stdio.Config) *process {
 	return &process{
 		c:      c,
 		execID: execID,
+		number: rand.Uint64(),
 		stdio:  config,
 		token:  make(chan struct{}, 1),
 		done:   make(chan struct{}),
@@ -97,11 +99,19 @@ func (p *process) finish() {
 	}
 }
 
-// attach opens the guest's streams and starts the copying between them and the host's ends, which it takes over.
-func (p *process) attach(host *stdio.IO, g *guest.Guest) (_ *api.Stdio, err error) {
+// wire is a process's stdio: the host's ends, and the guest's, with the copying between them.
+type wire struct {
+	process *process
+	host    *stdio.IO
+	streams []stdio.Stream
+}
+
+// wire opens the guest's streams and starts the copying between them and the host's ends, which it takes over.
+func (p *process) wire(host *stdio.IO, g *guest.Guest) (_ *wire, _ *api.Stdio, err error) {
 	var u undo.Stack
 	defer u.Run(&err)
 	u.Push(func() error { host.Close(); return nil })
+	w := &wire{process: p, host: host}
 	names := &api.Stdio{Terminal: p.stdio.Terminal}
 	open := func(uri string, id *uint32) (stdio.Stream, error) {
 		if uri == "" {
@@ -113,45 +123,69 @@ func (p *process) attach(host *stdio.IO, g *guest.Guest) (_ *api.Stdio, err erro
 		}
 		u.Push(st.Close)
 		*id = n
+		w.streams = append(w.streams, st)
 		return st, nil
 	}
 	var st stdio.Streams
 	if st.Stdin, err = open(p.stdio.Stdin, &names.Stdin); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if st.Stdout, err = open(p.stdio.Stdout, &names.Stdout); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if !p.stdio.Terminal {
 		if st.Stderr, err = open(p.stdio.Stderr, &names.Stderr); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	host.Attach(st)
-	p.c.mu.Lock()
-	p.io = host
-	for _, s := range []stdio.Stream{st.Stdin, st.Stdout, st.Stderr} {
-		if s != nil {
-			p.streams = append(p.streams, s)
-		}
+	return w, names, nil
+}
+
+// close ends the copying.
+func (w *wire) close() {
+	w.host.Close()
+	for _, s := range w.streams {
+		s.Close() // what the guest still sends is nobody's
 	}
+}
+
+// take makes the wire the process's.
+func (p *process) take(w *wire) {
+	p.c.mu.Lock()
+	p.wired = w
 	closed := p.stdinClosed
 	p.c.mu.Unlock()
 	if closed {
-		host.CloseStdin()
+		w.host.CloseStdin()
 	}
+}
+
+// attach wires the process.
+func (p *process) attach(host *stdio.IO, g *guest.Guest) (*api.Stdio, error) {
+	w, names, err := p.wire(host, g)
+	if err != nil {
+		return nil, err
+	}
+	p.take(w)
 	return names, nil
 }
 
-// closeIO ends the copying, for a process that never ran or that is deleted.
+// owner is whom its stdio is for.
+func (p *process) owner() stdio.Owner {
+	o := stdio.Owner{ID: p.execID, Namespace: p.c.state.Namespace, Log: p.c.log, Timeout: p.c.timeout}
+	if p.execID == "" {
+		o.ID = p.c.id
+	}
+	return o
+}
+
+// closeIO ends the copying, for a process that never ran or that is deleted, or whose machine has been replaced.
 func (p *process) closeIO() {
 	p.c.mu.Lock()
-	host, streams := p.io, p.streams
+	w := p.wired
 	p.c.mu.Unlock()
-	if host != nil {
-		host.Close()
-	}
-	for _, s := range streams {
-		s.Close() // what the guest still sends is nobody's
+	if w != nil {
+		w.close()
 	}
 }

@@ -24,7 +24,7 @@ func (p *Pod) State(id, execID string) (Status, error) {
 	}
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
-	s := Status{Bundle: t.c.bundle, PID: t.c.vm.PID(), State: t.state, Stdio: t.stdio, Exit: t.exit}
+	s := Status{Bundle: t.c.bundle, PID: t.c.vm().PID(), State: t.state, Stdio: t.stdio, Exit: t.exit}
 	if init := t.c.init.state; t.state == Running && (init == Pausing || init == Paused) {
 		s.State = init // an exec stands still with its container
 	}
@@ -53,7 +53,7 @@ func (p *Pod) PID(id string) int {
 	if err != nil {
 		return 0
 	}
-	return c.vm.PID()
+	return c.vm().PID()
 }
 
 // Process is one that runs in a container. All have the machine's pid.
@@ -70,10 +70,10 @@ func (p *Pod) Pids(id string) ([]Process, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	list := []Process{{PID: c.vm.PID()}} // also of a stopped one: containerd takes a task without pids for a leak
+	list := []Process{{PID: c.vm().PID()}} // also of a stopped one: containerd takes a task without pids for a leak
 	for execID, e := range c.execs {
 		if e.state == Running {
-			list = append(list, Process{PID: c.vm.PID(), ExecID: execID})
+			list = append(list, Process{PID: c.vm().PID(), ExecID: execID})
 		}
 	}
 	return list, nil
@@ -91,7 +91,7 @@ func (p *Pod) Stats(ctx context.Context, id string) ([]byte, error) {
 	if err := state.check(opStats, c.init.name()); err != nil {
 		return nil, err
 	}
-	r, err := c.vm.guest.Stats(ctx, &api.ContainerRequest{Id: id})
+	r, err := c.vm().guest.Stats(ctx, &api.ContainerRequest{Id: c.guestID})
 	if err != nil {
 		return nil, fmt.Errorf("metrics of container %s: %w", id, err)
 	}

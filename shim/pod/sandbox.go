@@ -179,6 +179,12 @@ func (p *Pod) WaitMachine(ctx context.Context) (Exit, error) {
 	}
 	select {
 	case <-v.down:
+		p.mu.Lock()
+		replaced := m.vm != v
+		p.mu.Unlock()
+		if replaced {
+			return p.WaitMachine(ctx)
+		}
 		return Exit{Status: v.lost, At: v.lostAt}, nil
 	case <-ctx.Done():
 		return Exit{}, ctx.Err()

@@ -18,6 +18,7 @@ import (
 // guest reaches it. Nil for a container without any.
 type shares struct {
 	server  *share.Server
+	source  string // of the first of them, for errors
 	streams []*mux.Stream
 	closing atomic.Bool
 }
@@ -46,7 +47,7 @@ func (n *creation) serveShares(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.shares = &shares{server: s}
+	n.shares = &shares{server: s, source: n.plan.Shares[0].Source}
 	return nil
 }
 

@@ -33,23 +33,23 @@ func (p *Pod) Start(ctx context.Context, id, execID string) (pid int, err error)
 	}
 	var event any
 	if execID == "" {
-		_, err = t.c.vm.guest.StartContainer(ctx, &api.ContainerRequest{Id: id})
-		event = &eventsapi.TaskStart{ContainerID: id, Pid: uint32(t.c.vm.PID())}
+		err = t.c.startInit(ctx)
+		event = &eventsapi.TaskStart{ContainerID: id, Pid: uint32(t.c.vm().PID())}
 	} else {
 		err = t.c.startExec(ctx, t)
-		event = &eventsapi.TaskExecStarted{ContainerID: id, ExecID: execID, Pid: uint32(t.c.vm.PID())}
+		event = &eventsapi.TaskExecStarted{ContainerID: id, ExecID: execID, Pid: uint32(t.c.vm().PID())}
 	}
 	if err == nil {
 		err = t.c.started(t, event)
 	}
 	if err != nil {
 		t.c.notStarted(t, statusNotStarted)
-		return 0, fmt.Errorf("start %s: %w", t.name(), t.c.vm.explain(err))
+		return 0, fmt.Errorf("start %s: %w", t.name(), t.c.vm().explain(err))
 	}
 	if execID == "" {
 		t.c.poststart(ctx)
 	}
-	return t.c.vm.PID(), nil
+	return t.c.vm().PID(), nil
 }
 
 // starting takes a process into the state in which its exit waits for its start.
@@ -68,20 +68,34 @@ func (c *container) starting(t *process) error {
 	return nil
 }
 
+// startInit lets the first process go, or go on where it was saved.
+func (c *container) startInit(ctx context.Context) error {
+	r := &api.ContainerRequest{Id: c.guestID}
+	if c.saved == nil {
+		_, err := c.vm().guest.StartContainer(ctx, r)
+		return err
+	}
+	err := c.vm().wake(ctx)
+	if err == nil && c.saved.Paused {
+		_, err = c.vm().guest.ResumeContainer(ctx, r)
+	}
+	return err
+}
+
 func (c *container) startExec(ctx context.Context, t *process) error {
-	host, err := stdio.Open(ctx, t.stdio, stdio.Owner{ID: t.execID, Namespace: c.state.Namespace, Log: c.log, Timeout: c.timeout})
+	host, err := stdio.Open(ctx, t.stdio, t.owner())
 	if err != nil {
 		return err
 	}
-	names, err := t.attach(host, c.vm.guest)
+	names, err := t.attach(host, c.vm().guest)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	cols, rows := t.cols, t.rows
 	c.mu.Unlock()
-	_, err = c.vm.guest.ExecProcess(ctx, &api.ExecProcessRequest{
-		Id: c.id, ExecId: t.execID, Process: t.spec, Stdio: names, Columns: cols, Rows: rows,
+	_, err = c.vm().guest.ExecProcess(ctx, &api.ExecProcessRequest{
+		Id: c.guestID, ExecId: t.execID, Process: t.spec, Stdio: names, Columns: cols, Rows: rows,
 	})
 	if err != nil {
 		return err
@@ -92,7 +106,7 @@ func (c *container) startExec(ctx context.Context, t *process) error {
 	c.mu.Unlock()
 	if resized {
 		// An exec that has already ended has no terminal.
-		c.vm.guest.ResizePty(ctx, &api.ResizePtyRequest{Id: c.id, ExecId: t.execID, Columns: cols, Rows: rows})
+		c.vm().guest.ResizePty(ctx, &api.ResizePtyRequest{Id: c.guestID, ExecId: t.execID, Columns: cols, Rows: rows})
 	}
 	return nil
 }
@@ -100,7 +114,7 @@ func (c *container) startExec(ctx context.Context, t *process) error {
 // poststart runs the hooks after init's start. Their failure is logged, not returned: the container runs.
 func (c *container) poststart(ctx context.Context) {
 	err := hooks.Run(ctx, "poststart", c.hooks.Poststart,
-		specs.State{ID: c.id, Status: specs.StateRunning, Pid: c.vm.PID(), Bundle: c.bundle})
+		specs.State{ID: c.id, Status: specs.StateRunning, Pid: c.vm().PID(), Bundle: c.bundle})
 	if err != nil {
 		c.log.Warn("poststart", "error", err)
 	}

@@ -41,6 +41,7 @@ const (
 	opPause
 	opResume
 	opUpdate
+	opSave
 )
 
 // refusal is why an op isn't possible in a state; nil means that it is.
@@ -148,6 +149,15 @@ var transitions = map[op]map[State]refusal{
 		Pausing:  nil,
 		Paused:   nil,
 		Stopped:  precondition("%s has stopped and has no limits"),
+		Deleted:  gone,
+	},
+	opSave: {
+		Created:  precondition("%s is not running: start it first"),
+		Starting: precondition("%s is being started"),
+		Running:  nil,
+		Pausing:  precondition("%s is being paused"),
+		Paused:   nil,
+		Stopped:  precondition("%s is not running: it has stopped"),
 		Deleted:  gone,
 	},
 }

@@ -24,7 +24,7 @@ func (p *Pod) Update(ctx context.Context, id string, resources *specs.LinuxResou
 	if err := state.check(opUpdate, c.init.name()); err != nil {
 		return err
 	}
-	guest, cpus, err := spec.Update(resources, c.vm.machine.Shape())
+	guest, cpus, err := spec.Update(resources, c.vm().machine.Shape())
 	if err != nil {
 		return fmt.Errorf("update %s: %w", c.init.name(), err)
 	}
@@ -32,11 +32,11 @@ func (p *Pod) Update(ctx context.Context, id string, resources *specs.LinuxResou
 	if err != nil {
 		return err
 	}
-	if _, err := c.vm.guest.UpdateContainer(ctx, &api.UpdateContainerRequest{Id: id, Resources: b}); err != nil {
-		return fmt.Errorf("update %s: %w", c.init.name(), c.vm.explain(err))
+	if _, err := c.vm().guest.UpdateContainer(ctx, &api.UpdateContainerRequest{Id: c.guestID, Resources: b}); err != nil {
+		return fmt.Errorf("update %s: %w", c.init.name(), c.vm().explain(err))
 	}
 	if cpus > 0 && c.alone {
-		if err := c.vm.machine.SetCPULimit(ctx, cpus); err != nil {
+		if err := c.vm().machine.SetCPULimit(ctx, cpus); err != nil {
 			return fmt.Errorf("update the CPU limit of the virtual machine: %w", err)
 		}
 	}

@@ -34,6 +34,7 @@ const (
 type vm struct {
 	machine vmm.Machine
 	guest   *guest.Guest
+	made    *making // what it is of
 	log     *slog.Logger
 	timeout func(time.Duration) time.Duration
 
@@ -41,6 +42,12 @@ type vm struct {
 	since  time.Time
 	lost   uint32 // the exit status of what was running when it went down; read after down, as lostAt
 	lostAt time.Time
+	// lastEvent is the number of the last event of the agent's that has been handled.
+	lastEvent atomic.Uint64
+	// asleep: it is of a snapshot, and nothing of the work in it has run since.
+	asleep atomic.Bool
+	// held: a rollback has it stand still.
+	held atomic.Bool
 	// ended says that this shim ends the machine, on purpose.
 	ended   atomic.Bool
 	stopped chan struct{} // closed when stop has finished
@@ -149,8 +156,11 @@ func (v *vm) keepTime() {
 			return
 		case <-timer.C:
 		}
+		if v.held.Load() {
+			continue
+		}
 		err := v.guest.SyncTime(context.Background())
-		if !errors.Is(err, context.DeadlineExceeded) || v.machine.Waiting() {
+		if !errors.Is(err, context.DeadlineExceeded) || v.machine.Waiting() || v.held.Load() {
 			silent = 0
 			continue
 		}
@@ -168,6 +178,16 @@ func (v *vm) answers(limit time.Duration) bool {
 	return v.guest.SyncTime(ctx) == nil
 }
 
+// wake lets the work in a machine that is of a snapshot go on. Idempotent.
+func (v *vm) wake(ctx context.Context) error {
+	if !v.asleep.Load() {
+		return nil
+	}
+	err := v.guest.Thaw(ctx)
+	v.asleep.Store(false) // also without an answer it may run
+	return err
+}
+
 // stop ends the machine in order, once, and waits for it: the guest kills what runs, syncs and unmounts before the power
 // goes. Nothing is left afterwards if the error is nil.
 func (v *vm) stop() error {
@@ -178,6 +198,9 @@ func (v *vm) stop() error {
 		select {
 		case <-v.down:
 		default:
+			if v.asleep.Load() {
+				break // it has nothing that isn't in the snapshot
+			}
 			if _, err := v.guest.Shutdown(context.Background(), &emptypb.Empty{}); err != nil {
 				v.log.Warn("the guest didn't shut down in order", "error", err)
 			}

@@ -89,7 +89,7 @@ func TestStopTwice(t *testing.T) {
 }
 
 func TestTransitionsAreComplete(t *testing.T) {
-	for o := opStart; o <= opUpdate; o++ {
+	for o := opStart; o <= opSave; o++ {
 		for s := Created; s <= Deleted; s++ {
 			refuse, ok := transitions[o][s]
 			if !ok {

@@ -22,6 +22,10 @@ type PodState struct {
 	Namespace string `json:"namespace"`
 	// MachineDir is the directory of the machine; the vmm packages know how to undo all that it stands for.
 	MachineDir string `json:"machineDir,omitempty"`
+	// DiskDir is the directory with the disks of a machine that was made from a snapshot, "" for one that wasn't.
+	DiskDir string `json:"diskDir,omitempty"`
+	// Other is a second machine, while a rollback puts one in the place of the other.
+	Other *Other `json:"other,omitempty"`
 	// ConfigFile is the configuration that the machine was made with, or that one of the pod's own is to be made with; ""
 	// for the default one.
 	ConfigFile string `json:"configFile,omitempty"`
@@ -31,6 +35,42 @@ type PodState struct {
 	Sandbox bool `json:"sandbox,omitempty"`
 	// Undone says that nothing of the machine is left.
 	Undone bool `json:"undone,omitempty"`
+}
+
+// Other is a machine beside the pod's own.
+type Other struct {
+	MachineDir string `json:"machineDir"`
+	DiskDir    string `json:"diskDir,omitempty"`
+}
+
+// MachineDirs are the directories of all machines.
+func (s PodState) MachineDirs() []string {
+	var dirs []string
+	if s.MachineDir != "" {
+		dirs = append(dirs, s.MachineDir)
+	}
+	if s.Other != nil {
+		dirs = append(dirs, s.Other.MachineDir)
+	}
+	return dirs
+}
+
+// RemoveDisks removes the disks of all machines, which are no more.
+func (s PodState) RemoveDisks() error {
+	dirs := []string{s.DiskDir}
+	if s.Other != nil {
+		dirs = append(dirs, s.Other.DiskDir)
+	}
+	var errs []error
+	for _, dir := range dirs {
+		if dir != "" {
+			errs = append(errs, os.RemoveAll(dir))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove the machine's disks: %w", err)
+	}
+	return nil
 }
 
 func (p Pod) path(name string) string { return filepath.Join(string(p), name) }

@@ -30,6 +30,7 @@ import (
 	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/shim/task"
 	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // id is the sandbox's.
@@ -79,6 +80,7 @@ func newHarness(t *testing.T) *harness {
 		Log:       log,
 		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
 		Cleanup:   func(_ *config.Config, dir string) error { return os.RemoveAll(dir) },
+		Snapshots: func(cfg *config.Config) *snapshot.Store { return snapshot.New(cfg, log) },
 		Network:   h.network,
 	})
 	h.Service = NewService(p, "", h.shutdown, log, dir+"/socket")

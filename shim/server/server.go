@@ -23,8 +23,10 @@ import (
 	"github.com/cubesandbox/cube/shim/pod"
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/shim/sandbox"
+	"github.com/cubesandbox/cube/shim/snapshots"
 	"github.com/cubesandbox/cube/shim/task"
 	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // pkg/shim gives a server 5 s to end.
@@ -56,6 +58,7 @@ func Register(m Machines) {
 		InitFn:   func(ic *plugin.InitContext) (any, error) { return load(ic, m) },
 	})
 	serve("task", func(s *served) any { return task.NewService(s.pod, s.shutdown, s.log, s.socket) })
+	serve("snapshots", func(s *served) any { return snapshots.NewService(s.pod, s.log) })
 	serve("sandbox", func(s *served) any { return sandbox.NewService(s.pod, s.config, s.shutdown, s.log, s.socket) })
 }
 
@@ -121,6 +124,7 @@ func load(ic *plugin.InitContext, m Machines) (any, error) {
 		Log:       logger,
 		Launcher:  func(cfg *config.Config) vmm.Launcher { return m.Launcher(cfg, logger) },
 		Cleanup:   m.Cleanup,
+		Snapshots: func(cfg *config.Config) *snapshot.Store { return snapshot.New(cfg, logger) },
 		Network:   attach.Network{},
 	})
 	shutdown := sd.(shutdown.Service)

@@ -27,12 +27,14 @@ import (
 	"github.com/cubesandbox/cube/shim/pod"
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // harness is a service with fake machines, a bundle for one container and what containerd would see.
 type harness struct {
 	*testing.T
 	*Service
+	dir      string // with all that the host has
 	launcher *fake.Launcher
 	recorder *recorder
 	events   *pod.Events
@@ -56,7 +58,8 @@ func newHarness(t *testing.T) *harness {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	h := &harness{
 		T:        t,
-		launcher: &fake.Launcher{},
+		dir:      dir,
+		launcher: &fake.Launcher{Snapshots: filepath.Join(dir, "state", "store", "snapshots")},
 		recorder: &recorder{changed: make(chan struct{})},
 		bundle:   filepath.Join(dir, "bundle"),
 		image:    filepath.Join(dir, "root.img"),
@@ -75,23 +78,9 @@ func newHarness(t *testing.T) *harness {
 
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h.events = pod.NewEvents("testing", h.recorder, log)
-	p := pod.New(pod.Env{
-		ID:        cid,
-		Namespace: "testing",
-		Dir:       h.podDir,
-		Events:    h.events,
-		Log:       log,
-		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
-		Cleanup:   func(_ *config.Config, dir string) error { return os.RemoveAll(dir) },
-		Network:   h.network,
-	})
-	h.Service = NewService(p, h.shutdown, log, "")
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
-		if err := p.Close(ctx); err != nil {
-			t.Error(err)
-		}
 		if err := h.events.Close(ctx); err != nil {
 			t.Error(err)
 		}
@@ -106,8 +95,36 @@ func newHarness(t *testing.T) *harness {
 		if left, _ := filepath.Glob(filepath.Join(h.runDir, "vm", "*")); len(left) > 0 {
 			t.Errorf("left behind: %v", left)
 		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "state", "store", "disks", "*")); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
 	})
+	h.Service = h.serve(cid, h.podDir, h.network)
 	return h
+}
+
+// serve makes the service of a pod, on the harness's host.
+func (h *harness) serve(id string, dir record.Pod, network pod.Network) *Service {
+	log := slog.New(slog.NewTextHandler(h.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	p := pod.New(pod.Env{
+		ID:        id,
+		Namespace: "testing",
+		Dir:       dir,
+		Events:    h.events,
+		Log:       log,
+		Launcher:  func(*config.Config) vmm.Launcher { return h.launcher },
+		Cleanup:   func(_ *config.Config, dir string) error { return os.RemoveAll(dir) },
+		Snapshots: func(cfg *config.Config) *snapshot.Store { return snapshot.New(cfg, log) },
+		Network:   network,
+	})
+	h.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := p.Close(ctx); err != nil {
+			h.Error(err)
+		}
+	})
+	return NewService(p, h.shutdown, log, "")
 }
 
 func (h *harness) must(err error) {
@@ -265,6 +282,8 @@ func (r *recorder) Publish(ctx context.Context, topic string, e events.Event) er
 		text += " " + e.ContainerID
 	case *eventsapi.TaskResumed:
 		text += " " + e.ContainerID
+	case *eventsapi.TaskCheckpointed:
+		text += " " + e.ContainerID + " " + e.Checkpoint
 	case *eventsapi.TaskOOM:
 		text += " " + e.ContainerID
 	case *eventsapi.TaskDelete:

@@ -66,7 +66,7 @@ func (p *places) Release(ctx context.Context, _ *config.Config, name network.Pod
 		p.Error("release without a deadline")
 	}
 	for _, m := range p.launcher.All() {
-		if !m.Stopped() {
+		if m.Request.ID == cid && !m.Stopped() {
 			p.Error("released while a machine has the tap")
 		}
 	}
@@ -110,6 +110,7 @@ func (h *harness) attached(mtus <-chan uint32) *pod.Attachment {
 	return &pod.Attachment{
 		Tap:   h.tap(),
 		Guest: &api.Network{Address: "192.0.2.2/30", Gateway: "192.0.2.1", Mtu: 1400},
+		Open:  func(context.Context) error { return nil },
 		Follow: func(ctx context.Context, changed func(uint32)) error {
 			for {
 				select {
@@ -140,8 +141,8 @@ func TestNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := h.launcher.Last()
-	if m.Tap != want.Tap || !closed(want.Tap) {
-		t.Errorf("the machine's tap is %v, want %v, closed by the shim", m.Tap, want.Tap)
+	if m.Request.Tap != want.Tap || !closed(want.Tap) {
+		t.Errorf("the machine's tap is %v, want %v, closed by the shim", m.Request.Tap, want.Tap)
 	}
 	if !proto.Equal(m.Guest.Identity().Network, want.Guest) {
 		t.Errorf("the guest's network is %v, want %v", m.Guest.Identity().Network, want.Guest)
@@ -256,8 +257,8 @@ func TestNoNetwork(t *testing.T) {
 	s.Annotations = map[string]string{"io.cube.network": "none"}
 	h.writeSpec(s)
 	h.must(second(h.Service.Create(t.Context(), h.createRequest())))
-	if m := h.launcher.Last(); m.Tap != nil || m.Guest.Identity().Network != nil {
-		t.Errorf("tap %v, network %v", m.Tap, m.Guest.Identity().Network)
+	if m := h.launcher.Last(); m.Request.Tap != nil || m.Guest.Identity().Network != nil {
+		t.Errorf("tap %v, network %v", m.Request.Tap, m.Guest.Identity().Network)
 	}
 	if len(h.network.asked) != 1 || !h.network.asked[0].None {
 		t.Errorf("asked %+v", h.network.asked)

@@ -73,9 +73,6 @@ func createRequest(r *taskapi.CreateTaskRequest) (pod.CreateRequest, error) {
 	if err := identifiers.Validate(r.ID); err != nil {
 		return pod.CreateRequest{}, errdefs.ErrInvalidArgument.WithMessage(err.Error())
 	}
-	if r.Checkpoint != "" {
-		return pod.CreateRequest{}, errdefs.ErrFailedPrecondition.WithMessage("starting from a checkpoint is not supported by this version")
-	}
 	o, err := runtimeOptions(r.Options)
 	if err != nil {
 		return pod.CreateRequest{}, err
@@ -87,6 +84,7 @@ func createRequest(r *taskapi.CreateTaskRequest) (pod.CreateRequest, error) {
 		Stdio:      stdio.Config{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Terminal: r.Terminal},
 		ConfigFile: o.GetConfigPath(),
 		Config:     o.GetConfigBody(),
+		Checkpoint: r.Checkpoint,
 	}, nil
 }
 
@@ -301,9 +299,21 @@ func resourcesOf(any *anypb.Any) (*specs.LinuxResources, error) {
 	return &r, nil
 }
 
-// Checkpoint isn't there yet.
-func (s *Service) Checkpoint(context.Context, *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
-	return nil, answer.NotImplemented("checkpoint")
+// Checkpoint saves a container's machine, and leaves in the given directory what names the snapshot. Of runc's options
+// exit counts; the rest is about what CRIU can't do.
+func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
+	began := time.Now()
+	o := &options.CheckpointOptions{}
+	if r.Options != nil && typeurl.Is(r.Options, o) {
+		if err := typeurl.UnmarshalTo(r.Options, o); err != nil {
+			return nil, answer.Error(errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("checkpoint options: %v", err)))
+		}
+	}
+	if err := s.pod.Checkpoint(ctx, r.ID, r.Path, o.Exit); err != nil {
+		return nil, answer.Error(err)
+	}
+	s.log.Debug("checkpoint", "id", r.ID, "took", time.Since(began))
+	return empty, nil
 }
 
 func timestamp(t time.Time) *timestamppb.Timestamp {

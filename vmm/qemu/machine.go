@@ -46,6 +46,7 @@ type Machine struct {
 	memory      *os.File // that QEMU maps; for reading only, as base.File
 	base        *Base    // nil: the memory is the machine's own
 	placeholder bool     // the root is one
+	tapFD       int      // QEMU's descriptor of the tap that it was given; 0 for none
 
 	changes *semaphore.Weighted // see change
 	paused  atomic.Bool         // by Pause; not by QEMU, for want of space

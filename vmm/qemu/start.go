@@ -167,6 +167,9 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 		return nil, &vmm.BootError{Stage: "start", Err: err}
 	}
 	m := newMachine(d, s, group, proc, id, ch, files)
+	if s.Tap != nil {
+		m.tapFD = cmd.TapFD() - 1 // the last that was handed over
+	}
 	m.release.Push(m.closeImages)
 	m.release.Push(func() error { return os.RemoveAll(s.Dir) })
 	m.release.Push(func() error { return d.uids.Release(uid, s.Dir) })

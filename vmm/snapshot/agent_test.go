@@ -96,7 +96,7 @@ func (h *host) testAgent(t *testing.T) {
 	m.Must(t, h.cfg, "count root")
 	ctx := within(t, h.cfg.Timeout(time.Minute))
 	stalled := &rest{freeze: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
-	info, err := h.store.Save(ctx, "stalled", m.Machine, stalled)
+	info, err := h.store.Save(ctx, "stalled", m.Machine, stalled, nil)
 	if err != nil || info.Frozen || stalled.thawn != 1 {
 		t.Errorf("a stalled agent: %+v, thawn %d times, %v", info, stalled.thawn, err)
 	}
@@ -104,18 +104,18 @@ func (h *host) testAgent(t *testing.T) {
 		t.Error(err)
 	}
 	refuses := &rest{freeze: func(context.Context) error { return errors.New("/data is the host's") }}
-	if _, err := h.store.Save(ctx, "refused", m.Machine, refuses); err == nil || !strings.Contains(err.Error(), "/data is the host's") || refuses.thawn != 1 {
+	if _, err := h.store.Save(ctx, "refused", m.Machine, refuses, nil); err == nil || !strings.Contains(err.Error(), "/data is the host's") || refuses.thawn != 1 {
 		t.Errorf("an agent that refuses: thawn %d times, %v", refuses.thawn, err)
 	}
 	hasty, cancel := context.WithCancel(ctx)
 	off := &rest{freeze: func(ctx context.Context) error { cancel(); return nil }}
-	if _, err := h.store.Save(hasty, "off", m.Machine, off); !errors.Is(err, context.Canceled) || off.thawn != 1 {
+	if _, err := h.store.Save(hasty, "off", m.Machine, off, nil); !errors.Is(err, context.Canceled) || off.thawn != 1 {
 		t.Errorf("called off: thawn %d times, %v", off.thawn, err)
 	}
 	if err := m.Pause(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.store.Save(ctx, "paused", m.Machine, &rest{}); err == nil || !strings.Contains(err.Error(), "resume it first") {
+	if _, err := h.store.Save(ctx, "paused", m.Machine, &rest{}, nil); err == nil || !strings.Contains(err.Error(), "resume it first") {
 		t.Errorf("a paused machine: %v", err)
 	}
 	if err := m.Resume(ctx); err != nil {
@@ -132,7 +132,7 @@ func (h *host) testAgent(t *testing.T) {
 				return m.AddDisk(ctx, vmm.Disk{Serial: "meanwhile", File: h.image(t, "meanwhile", 1<<20)})
 			},
 			"pause":  func() error { return m.Pause(ctx) },
-			"second": func() error { _, err := h.store.Save(ctx, "second", m.Machine, &rest{}); return err },
+			"second": func() error { _, err := h.store.Save(ctx, "second", m.Machine, &rest{}, nil); return err },
 		} {
 			wg.Go(func() {
 				if err := change(); err != nil && !strings.Contains(err.Error(), "resume it first") {
@@ -142,7 +142,7 @@ func (h *host) testAgent(t *testing.T) {
 		}
 		return nil
 	}}
-	if info, err := h.store.Save(ctx, "slow", m.Machine, slow); err != nil || len(info.Disks) != 1 {
+	if info, err := h.store.Save(ctx, "slow", m.Machine, slow, nil); err != nil || len(info.Disks) != 1 {
 		t.Errorf("%v", err)
 	}
 	wg.Wait()
@@ -161,7 +161,7 @@ func (h *host) testAgent(t *testing.T) {
 func (h *host) testKilled(t *testing.T) {
 	m := h.fresh(t, "killed")
 	dies := &rest{freeze: func(context.Context) error { return unix.Kill(m.PID(), unix.SIGKILL) }}
-	_, err := h.store.Save(within(t, h.cfg.Timeout(time.Minute)), "killed", m.Machine, dies)
+	_, err := h.store.Save(within(t, h.cfg.Timeout(time.Minute)), "killed", m.Machine, dies, nil)
 	if !errors.Is(err, vmm.ErrGone) {
 		t.Errorf("got %v", err)
 	}

@@ -54,7 +54,7 @@ func BenchmarkSave(b *testing.B) {
 func (h *host) measured(b *testing.B, m *machine) (string, *vmm.Saved) {
 	b.Helper()
 	w := &witness{Machine: m.Machine}
-	info, err := h.store.Save(b.Context(), "bench", w, &rest{})
+	info, err := h.store.Save(b.Context(), "bench", w, &rest{}, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

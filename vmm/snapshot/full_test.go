@@ -23,7 +23,7 @@ func (h *host) testFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := within(t, h.cfg.Timeout(time.Minute))
-	if _, err := h.store.Save(ctx, "full", m.Machine, &rest{}); !errors.Is(err, unix.ENOSPC) {
+	if _, err := h.store.Save(ctx, "full", m.Machine, &rest{}, nil); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("got %v", err)
 	}
 	for _, pattern := range []string{"*", ".*"} {

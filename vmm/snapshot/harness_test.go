@@ -119,7 +119,7 @@ func (h *host) image(t testing.TB, name string, size int64) *os.File {
 
 func (h *host) save(t testing.TB, id string, m *machine) *snapshot.Info {
 	t.Helper()
-	info, err := h.store.Save(within(t, h.cfg.Timeout(time.Minute)), id, m.Machine, &rest{})
+	info, err := h.store.Save(within(t, h.cfg.Timeout(time.Minute)), id, m.Machine, &rest{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

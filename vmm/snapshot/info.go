@@ -28,6 +28,8 @@ const (
 	infoFile = "snapshot.json"
 	// maxInfo bounds what is read of it. It has 54 bytes for each MiB of a file that isn't zero.
 	maxInfo = 256 << 20
+	// maxNote bounds what an owner may keep with it.
+	maxNote = 1 << 20
 	// maxState bounds what is read of a state file; it has about 16 KiB.
 	maxState = 16 << 20
 	// maxDisk is the size that the driver takes no disk beyond.
@@ -51,6 +53,8 @@ type Info struct {
 	State  File   `json:"state"`
 	Memory File   `json:"memory"`
 	Disks  []Disk `json:"disks"`
+	// Note is the owner's, JSON: what has to be known of what runs in the machine. Nothing here reads it.
+	Note json.RawMessage `json:"note,omitempty"`
 	// Damage says why the snapshot can't be read. Only List sets it.
 	Damage string `json:"-"`
 }
@@ -191,6 +195,8 @@ func (i *Info) valid(id string) error {
 		return damaged("its memory has %d bytes for %s", i.Memory.Size, i.Shape)
 	case i.State.Size < 1 || i.State.Size > maxState:
 		return damaged("its state has %d bytes", i.State.Size)
+	case len(i.Note) > maxNote:
+		return damaged("its owner's note has %d bytes", len(i.Note))
 	case !plainName(i.Platform.QEMU) || !plainName(i.Platform.Guest):
 		return damaged("it names the artefacts %q and %q", i.Platform.QEMU, i.Platform.Guest)
 	}

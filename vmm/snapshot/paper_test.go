@@ -68,7 +68,7 @@ func newShelf(t testing.TB) *shelf {
 
 func (s *shelf) save(t testing.TB, id string) *snapshot.Info {
 	t.Helper()
-	info, err := s.Save(t.Context(), id, paper{text: id}, &rest{})
+	info, err := s.Save(t.Context(), id, paper{text: id}, &rest{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

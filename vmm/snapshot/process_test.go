@@ -108,7 +108,7 @@ func TestHelper(t *testing.T) {
 		_, err := s.Delete("old")
 		t.Fatal("not killed", err)
 	}
-	_, err := s.Save(t.Context(), "new", paper{text: "new"}, &rest{freeze: func(context.Context) error { die("frozen"); return nil }})
+	_, err := s.Save(t.Context(), "new", paper{text: "new"}, &rest{freeze: func(context.Context) error { die("frozen"); return nil }}, nil)
 	t.Fatal("not killed", err)
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -50,9 +51,13 @@ func New(cfg *config.Config, log *slog.Logger) *Store {
 	return &Store{dir: cfg.SnapshotDir(), run: runDir(run), pool: memory.NewPool(filepath.Join(run, "memory")), log: log}
 }
 
+// Note is what the owner of a machine keeps with a snapshot of it; see Info.Note. It is asked when the machine is saved,
+// and an error of it is one of the save.
+type Note func() (json.RawMessage, error)
+
 // Save makes a snapshot of a running machine, which goes on. The snapshot is there, for good, when Save returns without an
-// error; otherwise nothing of it is.
-func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce) (_ *Info, err error) {
+// error; otherwise nothing of it is. note may be nil.
+func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, note Note) (_ *Info, err error) {
 	if err := validID(id); err != nil {
 		return nil, err
 	}
@@ -82,6 +87,11 @@ func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesc
 	killpoint("saved")
 	info := &Info{Format: formatVersion, ID: id, Created: time.Now().UTC(), Parent: saved.Parent,
 		Platform: saved.Platform, Shape: saved.Shape, Frozen: saved.Frozen}
+	if note != nil {
+		if info.Note, err = note(); err != nil {
+			return nil, err
+		}
+	}
 	parent := s.disksOf(saved.Parent)
 	defer parent.close()
 	known, err := info.describe(tmp, saved, parent)

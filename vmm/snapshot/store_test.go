@@ -1,6 +1,7 @@
 package snapshot_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -24,11 +25,11 @@ func TestStore(t *testing.T) {
 	if a, b := encode(t, again), encode(t, *info); err != nil || a != b {
 		t.Errorf("%s\n%s, %v", a, b, err)
 	}
-	if _, err := s.Save(t.Context(), "one", paper{}, &rest{}); !errdefs.IsAlreadyExists(err) {
+	if _, err := s.Save(t.Context(), "one", paper{}, &rest{}, nil); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("twice: %v", err)
 	}
 	for _, id := range []string{"", ".", "..", ".tmp-x", "a/b", "-a", strings.Repeat("x", 77)} {
-		_, saved := s.Save(t.Context(), id, paper{}, &rest{})
+		_, saved := s.Save(t.Context(), id, paper{}, &rest{}, nil)
 		_, opened := s.Open(id, "test")
 		_, deleted := s.Delete(id)
 		if !errdefs.IsInvalidArgument(saved) || !errdefs.IsInvalidArgument(opened) || !errdefs.IsInvalidArgument(deleted) {
@@ -125,7 +126,7 @@ func TestTogether(t *testing.T) {
 		wg.Go(func() {
 			for n := range 10 {
 				id := fmt.Sprint("s", (i+n)%3)
-				_, err := s.Save(t.Context(), id, paper{text: id}, &rest{})
+				_, err := s.Save(t.Context(), id, paper{text: id}, &rest{}, nil)
 				if err != nil && !errdefs.IsAlreadyExists(err) {
 					t.Error(err)
 				}
@@ -151,5 +152,29 @@ func TestTogether(t *testing.T) {
 	left, _ := filepath.Glob(filepath.Join(s.cfg.RunDir, "snapshots", "*", "*"))
 	if entries, err := os.ReadDir(s.path()); err != nil || len(entries)+len(left) != 0 {
 		t.Errorf("left: %v, %v, %v", entries, left, err)
+	}
+}
+
+// TestNote: what the owner keeps with a snapshot is there as it was; without it there is no snapshot.
+func TestNote(t *testing.T) {
+	s := newShelf(t)
+	for want, given := range map[string]string{"": "{}", "no": "", "damaged": `"` + strings.Repeat("x", 1<<20) + `"`} {
+		info, err := s.Save(t.Context(), "noted", paper{}, &rest{}, func() (json.RawMessage, error) {
+			if given == "" {
+				return nil, errors.New("no")
+			}
+			return json.RawMessage(given), nil
+		})
+		again, found := s.Inspect("noted")
+		switch {
+		case want == "" && (err != nil || found != nil || string(again.Note) != given || string(info.Note) != given):
+			t.Errorf("kept %s and %s, %v, %v", info.Note, again.Note, err, found)
+		case want == "":
+			if _, err := s.Delete("noted"); err != nil {
+				t.Error(err)
+			}
+		case err == nil || !strings.Contains(err.Error(), want) || !errdefs.IsNotFound(found):
+			t.Errorf("%s: %v, %v", want, err, found)
+		}
 	}
 }

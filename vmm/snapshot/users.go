@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxNote bounds what is read of a file in the runDir.
-const maxNote = 64 << 10
+// maxUser bounds what is read of a file in the runDir.
+const maxUser = 64 << 10
 
 // User is somebody who uses a snapshot.
 type User struct {
@@ -123,7 +123,7 @@ func (r runDir) note(dir, name string) (u User, held bool) {
 		_ = os.Remove(path) // no name is used twice
 		return u, false
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxNote))
+	b, err := io.ReadAll(io.LimitReader(f, maxUser))
 	if err == nil {
 		_ = json.Unmarshal(b, &u) // held it is, whatever it says
 	}

@@ -36,6 +36,8 @@ type Agent struct {
 	dead       bool
 	calls      []string
 	identity   *api.ConfigureRequest
+	resting    bool // for a save, or since one
+	asleep     bool // as of a snapshot: its processes have yet to be run
 }
 
 func newAgent(m *Machine) *Agent {
@@ -211,21 +213,6 @@ func (a *Agent) Events(_ context.Context, r *api.EventsRequest, srv api.Agent_Ev
 
 // Quiesce implements the API.
 func (a *Agent) Quiesce(context.Context, *emptypb.Empty) (*emptypb.Empty, error) {
-	return &emptypb.Empty{}, nil
-}
-
-// Freeze implements the API.
-func (a *Agent) Freeze(context.Context, *api.FreezeRequest) (*emptypb.Empty, error) {
-	return &emptypb.Empty{}, nil
-}
-
-// Thaw implements the API.
-func (a *Agent) Thaw(context.Context, *api.ThawRequest) (*emptypb.Empty, error) {
-	return &emptypb.Empty{}, nil
-}
-
-// AttachProcess implements the API.
-func (a *Agent) AttachProcess(context.Context, *api.AttachProcessRequest) (*emptypb.Empty, error) {
 	return &emptypb.Empty{}, nil
 }
 

@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -44,6 +45,14 @@ var programs = map[string]func(p *process) (status uint32, ends bool){
 		if p.stdin != nil {
 			p.write(p.stdin)
 		}
+		return 0, true
+	},
+	// tally counts the lines that it reads, and says at which one it is. It goes on counting where it was saved.
+	"tally": func(p *process) (uint32, bool) {
+		for lines := bufio.NewScanner(p.stdin); lines.Scan(); {
+			p.say(p.count.Add(1))
+		}
+		<-p.signal
 		return 0, true
 	},
 	// sleep waits for a signal.

@@ -28,9 +28,12 @@ type Launcher struct {
 	Hostile string
 	// Disks, if set, is called for each disk that is plugged in, or there from the start.
 	Disks func(vmm.Disk) error
+	// Snapshots is the directory of the store of saved machines.
+	Snapshots string
 
 	mu       sync.Mutex
 	machines []*Machine
+	saved    []*sleeper
 }
 
 // Launch implements vmm.Launcher.
@@ -52,6 +55,11 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (vmm.Machine, erro
 	}
 	m := &Machine{Request: r, launcher: l, conn: host, far: guest, done: make(chan struct{}), serials: map[string]bool{}}
 	m.Guest = newAgent(m)
+	if r.Snapshot != "" {
+		if err := l.restore(m); err != nil {
+			return nil, errors.Join(err, host.Close(), guest.Close(), os.RemoveAll(r.Dir))
+		}
+	}
 	if l.Hostile != "" {
 		go m.serveHostile(guest, l.Hostile)
 	} else {
@@ -113,6 +121,7 @@ type Machine struct {
 	err       error
 	serials   map[string]bool
 	stops     int
+	paused    bool
 	cpuLimits []float64
 }
 
@@ -126,6 +135,14 @@ func (m *Machine) PID() int { return os.Getpid() }
 
 // Agent implements vmm.Machine.
 func (m *Machine) Agent() net.Conn { return m.conn }
+
+// Tap implements vmm.Machine.
+func (m *Machine) Tap() (*os.File, error) {
+	if m.Request.Tap == nil {
+		return nil, nil
+	}
+	return os.Open(os.DevNull)
+}
 
 // AddDisk implements vmm.Machine.
 func (m *Machine) AddDisk(_ context.Context, d vmm.Disk) error {
@@ -170,15 +187,27 @@ func (m *Machine) Serials() []string {
 	return slices.Sorted(maps.Keys(m.serials))
 }
 
-// Pause implements vmm.Machine.
-func (m *Machine) Pause(context.Context) error { return errors.New("not used") }
+// Pause implements vmm.Machine. What runs in it doesn't notice.
+func (m *Machine) Pause(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.paused = true
+	return nil
+}
 
 // Resume implements vmm.Machine.
-func (m *Machine) Resume(context.Context) error { return errors.New("not used") }
+func (m *Machine) Resume(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.paused = false
+	return nil
+}
 
-// Save implements vmm.Machine.
-func (m *Machine) Save(context.Context, vmm.SaveRequest) (*vmm.Saved, error) {
-	return nil, errors.New("not used")
+// Paused tells whether it stands still.
+func (m *Machine) Paused() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.paused
 }
 
 // SetCPULimit implements vmm.Machine.

@@ -2,6 +2,7 @@ package fake
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -22,6 +23,7 @@ type process struct {
 	stdout    *mux.Stream
 	stderr    *mux.Stream
 	size      string
+	count     atomic.Int64
 
 	mu     sync.Mutex
 	status uint32

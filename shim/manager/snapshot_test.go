@@ -1,0 +1,52 @@
+package manager_test
+
+import (
+	"testing"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/shim/snapshots"
+)
+
+// TestSnapshots: the shim is found by its pod's id, and saves it and puts it back.
+func TestSnapshots(t *testing.T) {
+	d := newDaemon(t)
+	cfg, err := config.Load(d.dir + "/config.toml")
+	d.must(err)
+	if _, err := snapshots.Dial(t.Context(), cfg, "ns", id); !errdefs.IsNotFound(err) {
+		t.Errorf("before it is there: %v", err)
+	}
+	r, err := d.start()
+	d.must(err)
+	task := d.connect(r.Address)
+	d.create(task)
+	if _, err := snapshots.Dial(t.Context(), cfg, "other", id); !errdefs.IsNotFound(err) {
+		t.Errorf("in another namespace: %v", err)
+	}
+	c, err := snapshots.Dial(t.Context(), cfg, "ns", id)
+	d.must(err)
+	defer c.Close()
+	name, err := c.Save(t.Context(), "")
+	d.must(err)
+	if _, err := c.Save(t.Context(), name); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a second one of that name: %v", err)
+	}
+	pid, err := c.Rollback(t.Context(), name)
+	d.must(err)
+	if state, err := task.State(t.Context(), &taskapi.StateRequest{ID: id}); err != nil || int(state.Pid) != pid {
+		t.Errorf("state %v, %v, rolled back to pid %d", state, err, pid)
+	}
+	if _, err := c.Rollback(t.Context(), "none"); !errdefs.IsNotFound(err) {
+		t.Errorf("to nothing: %v", err)
+	}
+	shim := d.shimPID()
+	d.must(unix.Kill(shim, unix.SIGKILL))
+	d.ended(shim)
+	if _, warnings := d.delete(); warnings != "" {
+		t.Errorf("delete: %s", warnings)
+	}
+	d.nothingLeft()
+}

@@ -1,0 +1,301 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/guest-agent/api"
+	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/shim/record"
+	"github.com/cubesandbox/cube/shim/saved"
+)
+
+var errRollingBack = errdefs.ErrUnavailable.WithMessage("the pod is being put back to a snapshot: try again when it is")
+
+// rollback is one under way: another machine, made from a snapshot, takes the place of the pod's.
+type rollback struct {
+	*Pod
+	m     *machine
+	old   *vm
+	from  *origin
+	next  *making
+	pairs []pair
+	undo  undo.Stack
+}
+
+// pair is a container, and what it was when it was saved.
+type pair struct {
+	c     *container
+	saved *saved.Container
+	wires []*wire
+}
+
+// Rollback puts the pod's machine back to a snapshot of it, and returns the pid of the one that has it then. The containers
+// must be those that were saved; their tasks stay what they are, and so do the execs that were saved, while others end as if
+// killed. The old machine stands still until the other goes on, and goes on itself after an error.
+func (p *Pod) Rollback(ctx context.Context, name string) (pid int, err error) {
+	r := &rollback{Pod: p}
+	if err := r.begin(); err != nil {
+		return 0, err
+	}
+	defer r.over()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("put the pod back to snapshot %s: %w", name, err)
+		}
+	}()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)()
+	if r.from, err = openOrigin(r.old.made.store(), name); err != nil {
+		return 0, err
+	}
+	unlock, err := r.match(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	defer r.undo.Run(&err)
+	for _, step := range []func(context.Context) error{r.hold, r.launch, r.connect, r.wake} {
+		if err := step(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if err := r.swap(); err != nil {
+		return 0, err
+	}
+	r.settle(context.WithoutCancel(ctx))
+	return r.next.vm.PID(), nil
+}
+
+// begin keeps containers from being created meanwhile.
+func (r *rollback) begin() (err error) {
+	if r.old, err = r.live(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.busy():
+		return errdefs.ErrUnavailable.WithMessage("a container is being created, or the pod put back: try again when it is")
+	case r.old.asleep.Load():
+		return errdefs.ErrFailedPrecondition.WithMessage("the pod has not been started since it was made from a snapshot")
+	}
+	r.m, r.rolling = r.machine, true
+	return nil
+}
+
+func (r *rollback) over() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rolling = false
+	r.settled.Broadcast()
+}
+
+// match finds the containers that were saved, and keeps them from being started, paused or deleted.
+func (r *rollback) match(ctx context.Context) (unlock func(), err error) {
+	if r.from.pod.ID != r.env.ID || r.from.pod.Namespace != r.env.Namespace {
+		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("it is of pod %s in namespace %s", r.from.pod.ID, r.from.pod.Namespace))
+	}
+	var taken []*process
+	unlock = func() {
+		for _, t := range taken {
+			t.release()
+		}
+	}
+	for _, id := range r.ids() {
+		c, err := r.get(id)
+		if err == nil {
+			if err = c.init.acquire(ctx); err == nil {
+				taken = append(taken, c.init)
+				err = r.pair(c)
+			}
+		}
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+	}
+	for i := range r.from.pod.Containers {
+		id := r.from.pod.Containers[i].ID
+		if !slices.ContainsFunc(r.pairs, func(p pair) bool { return p.c.id == id && p.saved != nil }) {
+			unlock()
+			return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s, which was saved, is not running any more", id))
+		}
+	}
+	return unlock, nil
+}
+
+// pair adds a container, unless its task has ended before: then nothing can come back to it.
+func (r *rollback) pair(c *container) error {
+	was := r.from.pod.Container(c.id)
+	live := c.lives()
+	switch {
+	case live && (was == nil || was.Guest != c.guestID || was.Spec != c.specSum):
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s was not there when it was saved: delete it first", c.id))
+	case live && len(was.Processes) == 0:
+		return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("container %s was saved without a process", c.id))
+	case live:
+		r.pairs = append(r.pairs, pair{c: c, saved: was})
+	default:
+		r.pairs = append(r.pairs, pair{c: c})
+	}
+	return nil
+}
+
+// lives tells whether init's exit is still to come.
+func (c *container) lives() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.init.state < Stopped
+}
+
+// hold has the old machine stand still.
+func (r *rollback) hold(ctx context.Context) error {
+	r.undo.Push(func() error {
+		err := r.old.machine.Resume(context.WithoutCancel(ctx))
+		r.old.held.Store(false)
+		return r.old.explain(err)
+	})
+	r.old.held.Store(true)
+	return r.old.machine.Pause(ctx)
+}
+
+// launch makes the other machine, with the old one's tap.
+func (r *rollback) launch(ctx context.Context) error {
+	old := r.old.made
+	k := &making{Pod: r.Pod, cfg: old.cfg, log: old.log, hostname: old.hostname, request: old.request, network: old.network, state: old.state}
+	k.lent.Store(true)
+	k.request.Dir = otherDir(old.request.Dir)
+	k.goOn(r.from)
+	k.state.MachineDir = k.request.Dir
+	k.state.Other = &record.Other{MachineDir: old.state.MachineDir, DiskDir: old.state.DiskDir}
+	r.next = k
+	if err := k.env.Dir.SaveState(k.state); err != nil {
+		return err
+	}
+	r.undo.Push(func() error { return old.env.Dir.SaveState(old.state) })
+	r.undo.Push(func() error { return errors.Join(k.undo.Release(), os.RemoveAll(k.request.DiskDir)) })
+	if err := errors.Join(k.env.Cleanup(k.cfg, k.request.Dir), os.RemoveAll(k.request.DiskDir)); err != nil { // of a rollback that failed to undo all
+		return err
+	}
+	if err := errors.Join(os.MkdirAll(k.request.Dir, 0o700), os.MkdirAll(k.request.DiskDir, 0o700)); err != nil {
+		return fmt.Errorf("make the machine's directories: %w", err)
+	}
+	k.undo.Push(func() error { return k.env.Cleanup(k.cfg, k.request.Dir) })
+	tap, err := r.old.machine.Tap()
+	if err != nil {
+		return err
+	}
+	if tap != nil {
+		k.attached = &Attachment{Tap: tap, Guest: old.attached.Guest, Open: func(context.Context) error { return nil }, Follow: old.attached.Follow}
+	}
+	return k.boot(ctx, nil)
+}
+
+// otherDir is the directory for the machine that takes the place of that one.
+func otherDir(dir string) string {
+	const suffix = "-r"
+	if base, ok := strings.CutSuffix(dir, suffix); ok {
+		return base
+	}
+	return filepath.Clean(dir) + suffix
+}
+
+// connect gives the guest its identity, and its processes their stdio.
+func (r *rollback) connect(ctx context.Context) error {
+	if err := r.next.greet(ctx); err != nil {
+		return err
+	}
+	for i := range r.pairs {
+		if err := r.wire(ctx, &r.pairs[i]); err != nil {
+			return r.next.vm.explain(err)
+		}
+	}
+	return nil
+}
+
+// wake lets the work in the other machine go on. From here on it is the one that does.
+func (r *rollback) wake(ctx context.Context) error {
+	if err := r.next.vm.wake(ctx); err != nil {
+		return r.next.vm.explain(err)
+	}
+	for _, p := range r.pairs {
+		if p.saved == nil {
+			continue
+		}
+		p.c.mu.Lock()
+		paused := p.c.init.state == Paused
+		p.c.mu.Unlock()
+		var err error
+		if request := (&api.ContainerRequest{Id: p.c.guestID}); paused && !p.saved.Paused {
+			_, err = r.next.guest.PauseContainer(ctx, request)
+		} else if !paused && p.saved.Paused {
+			_, err = r.next.guest.ResumeContainer(ctx, request)
+		}
+		if err != nil {
+			return r.next.vm.explain(err)
+		}
+	}
+	return nil
+}
+
+// swap makes the other machine the pod's, unless the old one, or a container, has come to its end by now.
+func (r *rollback) swap() error {
+	for _, p := range r.pairs {
+		if p.saved != nil && !p.c.lives() {
+			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has ended meanwhile", p.c.id))
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.old.made.lent.Store(true)
+	if r.m.ended || r.old.isDown() || r.old.ended.Load() {
+		r.old.made.lent.Store(false)
+		return errEnded
+	}
+	r.next.lent.Store(false)
+	r.m.vm = r.next.vm
+	for _, p := range r.pairs {
+		p.c.on.Store(r.next.vm)
+	}
+	return nil
+}
+
+// settle ends what was of the old machine. Nothing of it can fail the rollback any more.
+func (r *rollback) settle(ctx context.Context) {
+	v := r.next.vm
+	r.followLife(r.m, v)
+	for _, p := range r.pairs {
+		p.c.rolledBack(p.wires)
+	}
+	r.next.heed()
+	for _, p := range r.pairs {
+		if p.saved == nil {
+			continue
+		}
+		p.c.endOthers(p.wires)
+		p.c.state.PID = v.PID()
+		if err := p.c.records.SaveState(p.c.state); err != nil {
+			p.c.log.Warn("record the machine's pid", "error", err)
+		}
+	}
+	err := r.old.discard()
+	if err == nil {
+		err = os.RemoveAll(r.next.state.Other.DiskDir) // "" is nothing
+	}
+	if err == nil {
+		r.next.state.Other = nil
+		err = r.env.Dir.SaveState(r.next.state)
+	}
+	if err != nil { // the record says what is left
+		r.env.Log.Error("remove the machine that was rolled back", "error", err)
+	}
+}

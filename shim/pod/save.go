@@ -1,0 +1,202 @@
+package pod
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/containerd/errdefs"
+
+	eventsapi "github.com/containerd/containerd/api/events"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/shim/saved"
+	"github.com/cubesandbox/cube/vmm/snapshot"
+)
+
+// Save makes a snapshot of the machine with all that runs in it, which goes on. "" has it named after the pod.
+//
+// Nothing of the host is in a snapshot, so a pod whose containers see files of the host isn't saved. What execs have started
+// is saved with the rest, with its terminals; but who has them on the host is nobody who can be found again: in a machine
+// that is made from the snapshot they run on, what they write is lost and nothing comes for them to read.
+func (p *Pod) Save(ctx context.Context, name string) (*snapshot.Info, error) {
+	v, err := p.live()
+	if err != nil {
+		return nil, err
+	}
+	if name == "" {
+		name = snapshotName(p.env.ID)
+	}
+	if _, err := p.capture(v); err != nil { // before anything is brought to rest for it
+		return nil, fmt.Errorf("save the pod: %w", err)
+	}
+	q := &quiesce{pod: p, vm: v}
+	info, err := v.made.store().Save(ctx, name, v.machine, q, q.note)
+	if err != nil {
+		return nil, v.explain(err)
+	}
+	return info, nil
+}
+
+// snapshotName makes a name for a snapshot of something with that id.
+func snapshotName(id string) string {
+	const most = 60 // of the 76 that a name may have
+	var b [6]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	return id[:min(len(id), most)] + "-" + hex.EncodeToString(b[:])
+}
+
+// live is the machine if it is of use.
+func (p *Pod) live() (*vm, error) {
+	p.mu.Lock()
+	m := p.machine
+	var v *vm
+	if m != nil {
+		v = m.vm
+	}
+	ended := m != nil && m.ended
+	p.mu.Unlock()
+	switch {
+	case v == nil:
+		return nil, errdefs.ErrFailedPrecondition.WithMessage("the pod has no virtual machine: start a container in it first")
+	case ended, v.isDown():
+		return nil, errEnded
+	}
+	return v, nil
+}
+
+// quiesce brings the guest to rest, and notes what is in it then.
+type quiesce struct {
+	pod *Pod
+	vm  *vm
+	is  *saved.Pod
+	err error
+}
+
+// Freeze implements vmm.Quiesce.
+func (q *quiesce) Freeze(ctx context.Context) error {
+	err := q.vm.guest.Freeze(ctx)
+	q.is, q.err = q.pod.capture(q.vm) // also of a guest that is saved as it is
+	if err == nil {
+		err = q.err
+	}
+	return err
+}
+
+// Thaw implements vmm.Quiesce.
+func (q *quiesce) Thaw(ctx context.Context) error { return q.vm.guest.Thaw(ctx) }
+
+// note is a snapshot.Note.
+func (q *quiesce) note() (json.RawMessage, error) {
+	if q.err != nil {
+		return nil, q.err
+	}
+	return q.is.Encode()
+}
+
+// capture says what is in the machine. While the guest is at rest nothing of that changes there. What the guest has told of,
+// but nobody here has heard yet, has a higher number and is told again.
+func (p *Pod) capture(v *vm) (*saved.Pod, error) {
+	s := &saved.Pod{ID: p.env.ID, Namespace: p.env.Namespace, Event: v.lastEvent.Load(), Containers: []saved.Container{}}
+	if v.asleep.Load() {
+		return nil, errdefs.ErrFailedPrecondition.WithMessage("it has not been started since it was made from a snapshot: use that one")
+	}
+	p.mu.Lock()
+	var all []*container
+	busy := ""
+	for _, id := range slices.Sorted(maps.Keys(p.slots)) {
+		if c := p.slots[id]; !c.created {
+			busy = id
+		} else if c.c.vm() == v {
+			all = append(all, c.c)
+		}
+	}
+	p.mu.Unlock()
+	if busy != "" {
+		return nil, errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("container %s is being created: try again when it is", busy))
+	}
+	for _, c := range all {
+		sc, err := c.capture()
+		if err != nil {
+			return nil, err
+		}
+		if sc != nil {
+			s.Containers = append(s.Containers, *sc)
+		}
+	}
+	return s, nil
+}
+
+// capture says what the container is; nil for one that has ended.
+func (c *container) capture() (*saved.Container, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch state := c.init.state; {
+	case state > Paused:
+		return nil, nil
+	case c.shares != nil:
+		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has %s of the host mounted, which no snapshot can keep", c.id, c.shares.source))
+	default:
+		if err := state.check(opSave, c.init.name()); err != nil {
+			return nil, err
+		}
+	}
+	s := &saved.Container{ID: c.id, Guest: c.guestID, Spec: c.specSum, Disks: c.disks, Paused: c.init.state == Paused}
+	s.Processes = append(s.Processes, c.init.capture())
+	for _, id := range slices.Sorted(maps.Keys(c.execs)) {
+		if e := c.execs[id]; e.state == Running {
+			s.Processes = append(s.Processes, e.capture())
+		}
+	}
+	return s, nil
+}
+
+// capture says what the process is. c.mu is held.
+func (p *process) capture() saved.Process {
+	return saved.Process{
+		Number:   p.number,
+		ExecID:   p.execID,
+		Terminal: p.stdio.Terminal,
+		Stdin:    p.stdio.Stdin != "",
+		Stdout:   p.stdio.Stdout != "",
+		Stderr:   p.stdio.Stderr != "" && !p.stdio.Terminal,
+	}
+}
+
+// Checkpoint makes a snapshot of a container that is alone in its machine, and a checkpoint in the directory that names it:
+// Create makes other containers of it. With exit the container ends then.
+func (p *Pod) Checkpoint(ctx context.Context, id, dir string, exit bool) error {
+	c, err := p.get(id)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	state := c.init.state
+	c.mu.Unlock()
+	if err := state.check(opSave, c.init.name()); err != nil {
+		return err
+	}
+	if !c.alone || !c.claim.alone() {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has its virtual machine together with others of its pod: only the pod as a whole can be saved", id))
+	}
+	info, err := p.Save(ctx, snapshotName(id))
+	if err != nil {
+		return err
+	}
+	if err := (saved.Checkpoint{Snapshot: info.ID, Container: id}).Write(dir); err != nil {
+		if _, also := c.vm().made.store().Delete(info.ID); also != nil {
+			c.log.Error("delete the snapshot of a failed checkpoint", "snapshot", info.ID, "error", also)
+		}
+		return err
+	}
+	c.events.Send(&eventsapi.TaskCheckpointed{ContainerID: id, Checkpoint: dir})
+	if exit {
+		return p.Kill(ctx, id, "", uint32(unix.SIGKILL), true)
+	}
+	return nil
+}

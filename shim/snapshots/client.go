@@ -1,0 +1,75 @@
+package snapshots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/ttrpc"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/shim/api"
+	"github.com/cubesandbox/cube/shim/record"
+)
+
+// Client asks the shim of one pod.
+type Client struct {
+	rpc *ttrpc.Client
+	api api.SnapshotsService
+}
+
+// Dial connects to the shim of the pod with that id in a namespace of containerd's. The error is errdefs.ErrNotFound where
+// there is none.
+func Dial(ctx context.Context, cfg *config.Config, namespace, id string) (*Client, error) {
+	pods, err := record.Pods(cfg.PodDir())
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods {
+		state, err := p.State()
+		if errors.Is(err, fs.ErrNotExist) || err == nil && (state.ID != id || state.Namespace != namespace) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look for the pod %s: %w", id, err)
+		}
+		address, err := p.Address()
+		if err != nil {
+			return nil, fmt.Errorf("find the shim of %s: %w", id, err)
+		}
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "unix", strings.TrimPrefix(address, "unix://"))
+		if err != nil {
+			return nil, fmt.Errorf("connect to the shim of %s: %w", id, err)
+		}
+		rpc := ttrpc.NewClient(conn)
+		return &Client{rpc: rpc, api: api.NewSnapshotsClient(rpc)}, nil
+	}
+	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("%s is not running: no pod of namespace %s has that id", id, namespace))
+}
+
+// Close ends the connection.
+func (c *Client) Close() error { return c.rpc.Close() }
+
+// Save makes a snapshot of the pod and returns its name; "" has the shim make one.
+func (c *Client) Save(ctx context.Context, name string) (string, error) {
+	r, err := c.api.Save(ctx, &api.SaveRequest{Snapshot: name})
+	if err != nil {
+		return "", errgrpc.ToNative(err)
+	}
+	return r.Snapshot, nil
+}
+
+// Rollback puts the pod back to a snapshot of it, and returns the pid that its tasks have then.
+func (c *Client) Rollback(ctx context.Context, name string) (pid int, err error) {
+	r, err := c.api.Rollback(ctx, &api.RollbackRequest{Snapshot: name})
+	if err != nil {
+		return 0, errgrpc.ToNative(err)
+	}
+	return int(r.Pid), nil
+}

@@ -1,0 +1,56 @@
+// Package snapshots is the shim's own ttrpc service for what containerd can't ask for: saving its pod, and putting it back
+// to what was saved.
+package snapshots
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/containerd/ttrpc"
+
+	"github.com/cubesandbox/cube/shim/api"
+	"github.com/cubesandbox/cube/shim/internal/answer"
+	"github.com/cubesandbox/cube/shim/pod"
+)
+
+// Service answers for one pod.
+type Service struct {
+	pod *pod.Pod
+	log *slog.Logger
+}
+
+var _ api.SnapshotsService = (*Service)(nil)
+
+// NewService makes the service.
+func NewService(p *pod.Pod, log *slog.Logger) *Service { return &Service{pod: p, log: log} }
+
+// RegisterTTRPC implements pkg/shim's TTRPCService.
+func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
+	api.RegisterSnapshotsService(server, s)
+	return nil
+}
+
+// Save implements the API.
+func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveResponse, error) {
+	began := time.Now()
+	info, err := s.pod.Save(ctx, r.Snapshot)
+	if err != nil {
+		s.log.Error("save", "snapshot", r.Snapshot, "error", err)
+		return nil, answer.Error(err)
+	}
+	s.log.Debug("save", "snapshot", info.ID, "took", time.Since(began))
+	return &api.SaveResponse{Snapshot: info.ID, Frozen: info.Frozen}, nil
+}
+
+// Rollback implements the API.
+func (s *Service) Rollback(ctx context.Context, r *api.RollbackRequest) (*api.RollbackResponse, error) {
+	began := time.Now()
+	pid, err := s.pod.Rollback(ctx, r.Snapshot)
+	if err != nil {
+		s.log.Error("roll back", "snapshot", r.Snapshot, "error", err)
+		return nil, answer.Error(err)
+	}
+	s.log.Debug("roll back", "snapshot", r.Snapshot, "pid", pid, "took", time.Since(began))
+	return &api.RollbackResponse{Pid: uint32(pid)}, nil
+}
