@@ -13,12 +13,13 @@ import (
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/vmm"
 )
 
 const (
 	copies = 8        // of busybox, to be sent: 15 MB
-	large  = 32 << 10 // up to 64 KiB, by how fast the sender takes the way to be
+	large  = 60 << 10 // what testhost.LargeSegments asks for
 	// header is what is not data in a segment: IP, TCP, its time stamps.
 	header = 20 + 20 + 12
 )
@@ -57,6 +58,8 @@ func TestNIC(t *testing.T) {
 		}
 	})
 	data := bytes.Repeat(s.busybox, copies)
+	must(t, h.Do(testhost.LargeSegments))
+	s.sh(t, fmt.Sprintf("echo %s >/proc/sys/net/%s", testhost.LargeSegmentsValue, testhost.LargeSegmentsKey))
 	sniffer.take()
 	t.Run("to the host", func(t *testing.T) {
 		began := time.Now()

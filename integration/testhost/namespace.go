@@ -81,6 +81,16 @@ func (n *Namespace) Listen(network, address string) (l net.Listener, err error) 
 // Close lets go of the namespace.
 func (n *Namespace) Close() error { return n.file.Close() }
 
+// LargeSegmentsKey is the setting below /proc/sys/net of how many segments TCP makes one frame of at least, however slow it
+// takes the way to be, and LargeSegmentsValue what fills frames of 64 KiB with an MTU of 1500.
+const (
+	LargeSegmentsKey   = "ipv4/tcp_min_tso_segs"
+	LargeSegmentsValue = "44"
+)
+
+// LargeSegments has TCP of the calling thread's namespace send frames of 64 KiB.
+func LargeSegments() error { return Sysctl(LargeSegmentsKey, LargeSegmentsValue) }
+
 // Sysctl writes a setting below /proc/sys/net of the calling thread's namespace.
 func Sysctl(key, value string) error {
 	if err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0); err != nil {

@@ -110,6 +110,7 @@ func (h *Host) wire() error {
 		}),
 		h.Internet.Do(func() error {
 			return errors.Join(
+				LargeSegments(),
 				reversePath(), // of what comes by the narrow network
 				up("wide0", Server.String()+"/24", Resolver.String()+"/24"), up("narrow0", Narrow.String()+"/24"), route("93.184.216.1"))
 		}),
