@@ -75,7 +75,7 @@ func TestRollback(t *testing.T) {
 	b := newBox(t, client, ctx, "back").run(ctx, "")
 	b.counts(1)
 	shim := b.shim(ctx)
-	name, err := shim.Save(ctx, "")
+	name, err := shim.Save(ctx, "", "")
 	must(t, err)
 	b.counts(2)
 	b.counts(3)
@@ -113,7 +113,7 @@ func TestKilledShim(t *testing.T) {
 		w := watch(t, s.Config.SnapshotDir())
 		done := make(chan error, 1)
 		go func() {
-			_, err := shim.Save(ctx, name)
+			_, err := shim.Save(ctx, name, "")
 			done <- err
 		}()
 		switch tmp := w.await(".tmp-"); at {

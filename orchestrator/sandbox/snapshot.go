@@ -34,7 +34,7 @@ func (c *Client) Save(ctx context.Context, id, name string) (string, error) {
 		return "", err
 	}
 	defer shim.Close()
-	return shim.Save(ctx, name)
+	return shim.Save(ctx, name, "")
 }
 
 // Rollback puts a running container back to a snapshot of it: its memory and its disk.

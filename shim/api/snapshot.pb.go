@@ -26,6 +26,7 @@ const (
 type SaveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Snapshot      string                 `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // its name; "" has the shim make one
+	Purpose       string                 `protobuf:"bytes,2,opt,name=purpose,proto3" json:"purpose,omitempty"`   // what it is there for, beyond its name, as in package saved; "" for nothing: it stays until it is deleted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -63,6 +64,13 @@ func (*SaveRequest) Descriptor() ([]byte, []int) {
 func (x *SaveRequest) GetSnapshot() string {
 	if x != nil {
 		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *SaveRequest) GetPurpose() string {
+	if x != nil {
+		return x.Purpose
 	}
 	return ""
 }
@@ -211,9 +219,10 @@ var File_shim_api_snapshot_proto protoreflect.FileDescriptor
 
 const file_shim_api_snapshot_proto_rawDesc = "" +
 	"\n" +
-	"\x17shim/api/snapshot.proto\x12\fcube.shim.v1\")\n" +
+	"\x17shim/api/snapshot.proto\x12\fcube.shim.v1\"C\n" +
 	"\vSaveRequest\x12\x1a\n" +
-	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\"B\n" +
+	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x18\n" +
+	"\apurpose\x18\x02 \x01(\tR\apurpose\"B\n" +
 	"\fSaveResponse\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x16\n" +
 	"\x06frozen\x18\x02 \x01(\bR\x06frozen\"-\n" +

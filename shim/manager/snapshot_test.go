@@ -29,9 +29,9 @@ func TestSnapshots(t *testing.T) {
 	c, err := snapshots.Dial(t.Context(), cfg, "ns", id)
 	d.must(err)
 	defer c.Close()
-	name, err := c.Save(t.Context(), "")
+	name, err := c.Save(t.Context(), "", "")
 	d.must(err)
-	if _, err := c.Save(t.Context(), name); !errdefs.IsAlreadyExists(err) {
+	if _, err := c.Save(t.Context(), name, ""); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("a second one of that name: %v", err)
 	}
 	pid, err := c.Rollback(t.Context(), name)

@@ -19,12 +19,13 @@ import (
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
-// Save makes a snapshot of the machine with all that runs in it, which goes on. "" has it named after the pod.
+// Save makes a snapshot of the machine with all that runs in it, which goes on, and notes its purpose there. "" has it named
+// after the pod.
 //
 // Nothing of the host is in a snapshot, so a pod whose containers see files of the host isn't saved. What execs have started
 // is saved with the rest, with its terminals; but who has them on the host is nobody who can be found again: in a machine
 // that is made from the snapshot they run on, what they write is lost and nothing comes for them to read.
-func (p *Pod) Save(ctx context.Context, name string) (*snapshot.Info, error) {
+func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (*snapshot.Info, error) {
 	v, err := p.live()
 	if err != nil {
 		return nil, err
@@ -35,7 +36,7 @@ func (p *Pod) Save(ctx context.Context, name string) (*snapshot.Info, error) {
 	if _, err := p.capture(v); err != nil { // before anything is brought to rest for it
 		return nil, fmt.Errorf("save the pod: %w", err)
 	}
-	q := &quiesce{pod: p, vm: v}
+	q := &quiesce{pod: p, vm: v, purpose: purpose}
 	info, err := v.made.store().Save(ctx, name, v.machine, q, q.note)
 	if err != nil {
 		return nil, v.explain(err)
@@ -72,10 +73,11 @@ func (p *Pod) live() (*vm, error) {
 
 // quiesce brings the guest to rest, and notes what is in it then.
 type quiesce struct {
-	pod *Pod
-	vm  *vm
-	is  *saved.Pod
-	err error
+	pod     *Pod
+	vm      *vm
+	purpose saved.Purpose
+	is      *saved.Pod
+	err     error
 }
 
 // Freeze implements vmm.Quiesce.
@@ -96,6 +98,7 @@ func (q *quiesce) note() (json.RawMessage, error) {
 	if q.err != nil {
 		return nil, q.err
 	}
+	q.is.Purpose = q.purpose
 	return q.is.Encode()
 }
 
@@ -184,7 +187,7 @@ func (p *Pod) Checkpoint(ctx context.Context, id, dir string, exit bool) error {
 	if !c.alone || !c.claim.alone() {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has its virtual machine together with others of its pod: only the pod as a whole can be saved", id))
 	}
-	info, err := p.Save(ctx, snapshotName(id))
+	info, err := p.Save(ctx, snapshotName(id), "")
 	if err != nil {
 		return err
 	}

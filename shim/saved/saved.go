@@ -16,11 +16,26 @@ import (
 // format changes with what is written.
 const format = 1
 
+// Purpose is what a snapshot is there for, if not for its name. When its reason is gone, so is the need for the snapshot.
+type Purpose string
+
+const (
+	// ForPause: a paused container goes on from it. The reason is the checkpoint in the directory of paused containers that names it.
+	ForPause Purpose = "pause"
+	// ForClone: clones are being made of it. The reason is the process that makes them.
+	ForClone Purpose = "clone"
+)
+
+// Valid tells whether it is a purpose that snapshots have, or none.
+func (p Purpose) Valid() bool { return p == "" || p == ForPause || p == ForClone }
+
 // Pod is what a saved machine has in it, as the shim knew it when the work in the guest had come to rest.
 type Pod struct {
 	Format    int    `json:"format"`
 	ID        string `json:"id"`
 	Namespace string `json:"namespace"`
+	// Purpose is why there is the snapshot. One that has none is somebody's who knows its name.
+	Purpose Purpose `json:"purpose,omitempty"`
 	// Event is the last of the agent's events that all this takes account of. The agent tells of later ones again.
 	Event uint64 `json:"event"`
 	// Containers are those that ran, or were paused.

@@ -15,6 +15,7 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/api"
 	"github.com/cubesandbox/cube/shim/record"
+	"github.com/cubesandbox/cube/shim/saved"
 )
 
 // Client asks the shim of one pod.
@@ -57,8 +58,8 @@ func Dial(ctx context.Context, cfg *config.Config, namespace, id string) (*Clien
 func (c *Client) Close() error { return c.rpc.Close() }
 
 // Save makes a snapshot of the pod and returns its name; "" has the shim make one.
-func (c *Client) Save(ctx context.Context, name string) (string, error) {
-	r, err := c.api.Save(ctx, &api.SaveRequest{Snapshot: name})
+func (c *Client) Save(ctx context.Context, name string, purpose saved.Purpose) (string, error) {
+	r, err := c.api.Save(ctx, &api.SaveRequest{Snapshot: name, Purpose: string(purpose)})
 	if err != nil {
 		return "", errgrpc.ToNative(err)
 	}

@@ -4,14 +4,17 @@ package snapshots
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/containerd/ttrpc"
 
 	"github.com/cubesandbox/cube/shim/api"
 	"github.com/cubesandbox/cube/shim/internal/answer"
 	"github.com/cubesandbox/cube/shim/pod"
+	"github.com/cubesandbox/cube/shim/saved"
 )
 
 // Service answers for one pod.
@@ -34,7 +37,11 @@ func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
 // Save implements the API.
 func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveResponse, error) {
 	began := time.Now()
-	info, err := s.pod.Save(ctx, r.Snapshot)
+	purpose := saved.Purpose(r.Purpose)
+	if !purpose.Valid() {
+		return nil, answer.Error(errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("no snapshot is for %q", r.Purpose)))
+	}
+	info, err := s.pod.Save(ctx, r.Snapshot, purpose)
 	if err != nil {
 		s.log.Error("save", "snapshot", r.Snapshot, "error", err)
 		return nil, answer.Error(err)

@@ -18,7 +18,7 @@ import (
 
 func (h *harness) save(name string) {
 	h.Helper()
-	info, err := h.pod.Save(h.Context(), name)
+	info, err := h.pod.Save(h.Context(), name, "")
 	h.must(err)
 	if !info.Frozen || info.ID != name {
 		h.Errorf("saved %+v", info)
