@@ -34,6 +34,8 @@ type Sandbox struct {
 	GuestIP  netip.Addr // any number of sandboxes may have the same
 	GuestMAC net.HardwareAddr
 	HostIP   netip.Addr // what the host knows it by; no two sandboxes have the same
+	// Suspended has nothing pass before Resume.
+	Suspended bool
 	Settings
 }
 
@@ -115,21 +117,39 @@ func (d *Datapath) AddSandbox(s Sandbox, rows []policy.Row) (err error) {
 		}
 		u.Push(func() error { return d.deleteRows(keys) })
 	}
-	if err := lead(d.objs.Addresses, value.HostIp, s.ID); err != nil {
-		return fmt.Errorf("set address %v of sandbox %d: %w", s.HostIP, s.ID, err)
+	if !s.Suspended {
+		if err := d.leadTo(s.ID, &value); err != nil {
+			return err
+		}
+		u.Push(func() error {
+			return errors.Join(unlead(d.objs.Taps, value.Ifindex), unlead(d.objs.Addresses, value.HostIp))
+		})
 	}
-	u.Push(func() error { return d.objs.Addresses.Delete(value.HostIp) })
-	if err := lead(d.objs.Taps, value.Ifindex, s.ID); err != nil {
-		return fmt.Errorf("set tap %d of sandbox %d: %w", s.Ifindex, s.ID, err)
-	}
-	u.Push(func() error { return d.objs.Taps.Delete(value.Ifindex) })
 	return d.put(s.ID, &value) // it is open from here on
 }
 
-// lead makes a key lead to a sandbox, if it leads to none.
+// leadTo has the programs find a sandbox. Nothing leads to it when that fails.
+func (d *Datapath) leadTo(id ID, v *dpSandbox) (err error) {
+	var u undo.Stack
+	defer u.Run(&err)
+	if err := lead(d.objs.Addresses, v.HostIp, id); err != nil {
+		return fmt.Errorf("set address %v of sandbox %d: %w", addrOf(v.HostIp), id, err)
+	}
+	u.Push(func() error { return unlead(d.objs.Addresses, v.HostIp) })
+	if err := lead(d.objs.Taps, v.Ifindex, id); err != nil {
+		return fmt.Errorf("set tap %d of sandbox %d: %w", v.Ifindex, id, err)
+	}
+	return nil
+}
+
+// lead makes a key lead to a sandbox, if it leads to no other.
 func lead(m *ebpf.Map, key uint32, id ID) error {
 	err := m.Update(key, uint32(id), ebpf.UpdateNoExist)
 	if errors.Is(err, ebpf.ErrKeyExist) {
+		var to uint32
+		if err := m.Lookup(key, &to); err == nil && ID(to) == id {
+			return nil
+		}
 		return fmt.Errorf("another sandbox has it: %w", errdefs.ErrAlreadyExists)
 	}
 	return err

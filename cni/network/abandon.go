@@ -14,7 +14,6 @@ func (n *Network) Abandon(ctx context.Context, key string, nobodys func(*Attachm
 				return err
 			}
 		}
-		a.Pod = nil
-		return nil
+		return s.unclaim(a)
 	})
 }

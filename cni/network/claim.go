@@ -65,27 +65,15 @@ func (s *session) place(a *attachment, set func()) (netlink.Link, error) {
 // OpenTap opens the tap that the pod has claimed, for its machine: made with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR. The caller
 // hands it on and closes it. errdefs.ErrNotFound if nothing is claimed, errdefs.ErrFailedPrecondition if the tap is in use
 // or not as it must be.
-func (n *Network) OpenTap(ctx context.Context, pod Pod) (_ *os.File, err error) {
-	key, err := pod.key()
-	if err != nil {
-		return nil, err
-	}
-	s, err := n.beginUp(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer s.end(&err)
-	a, err := s.take(ctx, key, false)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	if a == nil {
-		return nil, notClaimed(pod)
-	}
-	defer s.done(a, &err)
-	if a.Pod == nil || *a.Pod != pod {
-		return nil, notClaimed(pod)
-	}
+func (n *Network) OpenTap(ctx context.Context, pod Pod) (tap *os.File, err error) {
+	err = n.claimed(ctx, pod, func(s *session, a *attachment) (err error) {
+		tap, err = s.openDevice(a)
+		return err
+	})
+	return tap, err
+}
+
+func (s *session) openDevice(a *attachment) (*os.File, error) {
 	l, err := s.tap(a.Tap)
 	if err != nil {
 		return nil, err
@@ -98,7 +86,7 @@ func (n *Network) OpenTap(ctx context.Context, pod Pod) (_ *os.File, err error) 
 	}
 	f, err := attach(l.Attrs().Name, tapFlags)
 	if errors.Is(err, unix.EBUSY) {
-		return nil, fmt.Errorf("tap %s of pod %s is in use by another machine: %w", l.Attrs().Name, pod, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("tap %s of pod %s is in use by another machine: %w", l.Attrs().Name, a.Pod, errdefs.ErrFailedPrecondition)
 	} else if err != nil {
 		return nil, fmt.Errorf("open tap %s: %w", l.Attrs().Name, err)
 	}
@@ -129,9 +117,19 @@ func (n *Network) Release(ctx context.Context, pod Pod) (err error) {
 				return err
 			}
 		}
-		a.Pod = nil
-		return nil
+		return s.unclaim(a)
 	})
+}
+
+// unclaim forgets the pod, whose machine is no more. What is open is so for the next one.
+func (s *session) unclaim(a *attachment) error {
+	if a.Held && s.datapath != nil {
+		if err := s.unhold(a); err != nil {
+			return err
+		}
+	}
+	a.Pod, a.Held = nil, false
+	return nil
 }
 
 // let has change let go of a part of an attachment, and frees it if that was the last one.

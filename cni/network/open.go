@@ -31,7 +31,7 @@ type Request struct {
 }
 
 // Open lets a pod's packets through, by a policy, whether its shim has been there yet or not. The tap is open when Open
-// returns and not before. errdefs.ErrAlreadyExists if it is open, errdefs.ErrInvalidArgument for a policy of which an entry
+// returns and not before, unless it is held. errdefs.ErrAlreadyExists if it is open, errdefs.ErrInvalidArgument for a policy of which an entry
 // can't be had, errdefs.ErrUnavailable if the network isn't up, errdefs.ErrResourceExhausted if no tap or address is left,
 // or no room for the policy. Of ports, errdefs.ErrAlreadyExists is for one that is mapped to another sandbox, and ports.Update's
 // errors are Open's.
@@ -108,7 +108,7 @@ func (s *session) openTap(a *attachment, tap netlink.Link, rows []policy.Row) er
 	}
 	return s.datapath.AddSandbox(bpf.Sandbox{
 		ID: bpf.ID(a.Tap), Ifindex: tap.Attrs().Index, GuestIP: GuestPrefix.Addr(), GuestMAC: GuestMAC, HostIP: a.Open.Address,
-		Settings: s.settings(a.Open),
+		Suspended: a.Held, Settings: s.settings(a.Open),
 	}, rows)
 }
 

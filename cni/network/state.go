@@ -55,7 +55,9 @@ type record struct {
 	Pod *Pod `json:"pod,omitempty"` // whose shim has claimed it
 	Tap int  `json:"tap"`           // its number
 	// Used: a machine may have had the tap.
-	Used bool    `json:"used,omitempty"`
+	Used bool `json:"used,omitempty"`
+	// Held: nothing passes, though it is open.
+	Held bool    `json:"held,omitempty"`
 	Open *opened `json:"open,omitempty"` // nil: closed
 
 	written time.Time // the last time
