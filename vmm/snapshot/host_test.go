@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -111,77 +110,5 @@ func (h *host) testRefused(t *testing.T) {
 	h.must(t, vmm.Request{ID: "fine", Snapshot: "good"}).Must(t, h.cfg, "ping")
 	if _, err := h.store.Delete("good"); err != nil {
 		t.Error(err)
-	}
-}
-
-// testSealed: with QEMU's uid and through its descriptors nothing of a snapshot can be changed.
-func (h *host) testSealed(t *testing.T) {
-	m := h.fresh(t, "template")
-	h.save(t, "template", m)
-	if err := stop(m); err != nil {
-		t.Fatal(err)
-	}
-	clone := h.must(t, vmm.Request{ID: "sealed", Snapshot: "template"})
-	clone.Must(t, h.cfg, "ping")
-	h.save(t, "again", clone) // leaves QEMU with nothing of it
-	fds, err := filepath.Glob("/proc/" + strconv.Itoa(clone.PID()) + "/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	memories := map[uint64]bool{}
-	for _, fd := range fds {
-		target, _ := os.Readlink(fd)
-		if strings.HasPrefix(target, h.cfg.SnapshotDir()) {
-			// The state, from which it was restored, for reading.
-			flags, err := os.ReadFile("/proc/" + strconv.Itoa(clone.PID()) + "/fdinfo/" + filepath.Base(fd))
-			if err != nil || filepath.Base(target) != "state" || !strings.Contains(string(flags), "flags:\t0100000") {
-				t.Errorf("QEMU has %s: %s, %v", target, flags, err)
-			}
-		}
-		if !strings.HasPrefix(target, "/memfd:guest memory") {
-			continue
-		}
-		var st unix.Stat_t
-		if err := unix.Stat(fd, &st); err != nil {
-			t.Fatal(err)
-		}
-		memories[st.Ino] = true
-		asQEMU(t, fd)
-	}
-	if len(memories) != 1 {
-		t.Errorf("QEMU has %d memory files", len(memories))
-	}
-	for _, id := range []string{"template", "again"} {
-		if _, err := h.store.Delete(id); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// asQEMU tries all that would change the memory.
-func asQEMU(t *testing.T, fd string) {
-	t.Helper()
-	for _, mode := range []int{os.O_RDWR, os.O_WRONLY, os.O_RDONLY} {
-		f, err := os.OpenFile(fd, mode, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		for name, try := range map[string]func() error{
-			"write":    func() error { _, err := f.WriteAt([]byte("x"), 0); return err },
-			"truncate": func() error { return f.Truncate(0) },
-			"punch": func() error {
-				return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4096)
-			},
-			"map": func() error {
-				_, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-				return err
-			},
-			"unseal": func() error { _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, 0); return err },
-		} {
-			if err := try(); err == nil {
-				t.Errorf("%s with mode %d works", name, mode)
-			}
-		}
 	}
 }
