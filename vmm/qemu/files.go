@@ -6,16 +6,18 @@ import (
 
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/memory"
 )
 
-// images are the disks' as QEMU gets them.
+// images are the memory's and the disks' as QEMU gets them.
 type images struct {
+	memory  *os.File
 	root    *os.File
 	plugged []*os.File
 }
 
 func (i *images) close() error {
-	for _, f := range append(i.plugged, i.root) {
+	for _, f := range append(i.plugged, i.root, i.memory) {
 		_ = f.Close() // nil included
 	}
 	return nil
@@ -26,6 +28,14 @@ func (s *Spec) openImages() (_ *images, err error) {
 	defer u.Run(&err)
 	i := &images{}
 	u.Push(i.close)
+	if s.Share {
+		i.memory, err = memory.Own(s.Memory)
+	} else {
+		i.memory, err = memory.Common(s.Memory, int64(s.Shape.MemoryMiB)<<20)
+	}
+	if err != nil {
+		return nil, err
+	}
 	if s.Root != nil {
 		if i.root, err = openRoot(s.Root); err != nil {
 			return nil, fmt.Errorf("root disk: %w", err)
@@ -55,14 +65,12 @@ func openRoot(image *os.File) (*os.File, error) {
 
 // kept are the files of a Spec that a machine keeps, for its Save: each for reading only.
 type kept struct {
-	images
-	memory *os.File
+	images // memory: only with a base
 	base   *Base
 }
 
 func (k *kept) close() error {
 	_ = k.images.close()
-	_ = k.memory.Close() // nil included
 	if k.base != nil {
 		_ = k.base.File.Close()
 	}

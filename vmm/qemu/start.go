@@ -39,8 +39,8 @@ type Spec struct {
 	NetNS    string
 	Tap      *os.File // see vmm.Request
 	Accel    accel.Kind
-	// Memory is a file of the shape's size that any uid may open (memory.Scratch, or a sealed one). For a machine that
-	// shares it, it must be the machine's alone.
+	// Memory is a file of the shape's size: a sealed one, of which the machine has a copy of its own as it writes, or with
+	// Share one that becomes the machine's own (memory.Scratch), until its QEMU has ended.
 	Memory *os.File
 	Share  bool
 	// Modules is the image of the guest's kernel modules, opened for reading.
@@ -191,7 +191,7 @@ func (s *Spec) descriptors(cmd *jail.Command, ch *channels, i *images) ([]string
 		cmd.Files = append(cmd.Files, f)
 		return cmd.TapFD() - 1
 	}
-	f := fds{qmp: add(ch.qmp), agent: add(ch.agent), console: add(ch.console), memory: add(s.Memory), modules: add(s.Modules)}
+	f := fds{qmp: add(ch.qmp), agent: add(ch.agent), console: add(ch.console), memory: add(i.memory), modules: add(s.Modules)}
 	if s.Boot != nil {
 		f.kernel, f.initrd = add(s.Boot.Kernel), add(s.Boot.Initrd)
 	}
