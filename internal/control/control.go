@@ -3,6 +3,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,12 +20,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerLimit bounds what is read of an answer, in bytes.
-const answerLimit = 16 << 20
+const (
+	// answerLimit bounds what is read of an answer, in bytes.
+	answerLimit = 16 << 20
+	// bodyLimit bounds what is read of a request's body.
+	bodyLimit = 64 << 10
+)
 
 // Ask asks the daemon behind a socket and decodes its answer into to, unless that is nil. Errors are of the classes of
 // errdefs that the daemon's were; errdefs.ErrUnavailable if no daemon answers.
 func Ask(ctx context.Context, socket, method, path string, query url.Values, to any) error {
+	return ask(ctx, socket, method, url.URL{Path: path, RawQuery: query.Encode()}, nil, to)
+}
+
+// Send is Ask with a body, as JSON.
+func Send(ctx context.Context, socket, method, path string, body, to any) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	return ask(ctx, socket, method, url.URL{Path: path}, bytes.NewReader(b), to)
+}
+
+func ask(ctx context.Context, socket, method string, u url.URL, body io.Reader, to any) error {
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
@@ -32,10 +50,13 @@ func Ask(ctx context.Context, socket, method, path string, query url.Values, to 
 		},
 		DisableKeepAlives: true,
 	}
-	u := url.URL{Scheme: "http", Host: "cube", Path: path, RawQuery: query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	u.Scheme, u.Host = "http", "cube"
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), body)
 	if err != nil {
 		return err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := (&http.Client{Transport: t}).Do(req)
 	switch {
@@ -45,15 +66,15 @@ func Ask(ctx context.Context, socket, method, path string, query url.Values, to 
 		return fmt.Errorf("the daemon at %s doesn't answer: %w: %w", socket, err, errdefs.ErrUnavailable)
 	}
 	defer resp.Body.Close()
-	body := io.LimitReader(resp.Body, answerLimit)
+	answer := io.LimitReader(resp.Body, answerLimit)
 	if resp.StatusCode != http.StatusOK {
-		why, _ := io.ReadAll(body) // what has come of it will do
+		why, _ := io.ReadAll(answer) // what has come of it will do
 		return &failure{strings.TrimSpace(string(why)), errhttp.ToNative(resp.StatusCode)}
 	}
 	if to == nil {
 		return nil
 	}
-	if err := json.NewDecoder(body).Decode(to); err != nil {
+	if err := json.NewDecoder(answer).Decode(to); err != nil {
 		return fmt.Errorf("read the daemon's answer: %w", err)
 	}
 	return nil
@@ -71,9 +92,44 @@ func (f *failure) Unwrap() error { return f.class }
 // Answer answers a request that was done, or failed.
 func Answer(w http.ResponseWriter, v any, err error) {
 	if err != nil {
-		http.Error(w, err.Error(), errhttp.ToHTTP(err))
+		http.Error(w, err.Error(), status(err))
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(v) // the client has gone away
+}
+
+// status is errhttp.ToHTTP, but for classes that it takes for failures of the daemon.
+func status(err error) int {
+	switch {
+	case errdefs.IsAlreadyExists(err), errdefs.IsAborted(err):
+		return http.StatusConflict
+	case errdefs.IsOutOfRange(err):
+		return http.StatusBadRequest
+	case errdefs.IsDeadlineExceeded(err):
+		return http.StatusGatewayTimeout
+	case errdefs.IsCanceled(err):
+		return http.StatusServiceUnavailable
+	}
+	return errhttp.ToHTTP(err)
+}
+
+// Body decodes a request's body, which must be one JSON value without anything that isn't known, or nothing, which leaves to as
+// it is. The error is errdefs.ErrInvalidArgument.
+func Body(w http.ResponseWriter, r *http.Request, to any) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, bodyLimit))
+	d.DisallowUnknownFields()
+	err := d.Decode(to)
+	if err == io.EOF {
+		return nil
+	}
+	if err == nil {
+		if _, end := d.Token(); end != io.EOF {
+			err = errors.New("there is more than one value")
+		}
+	}
+	if err != nil {
+		return errdefs.ErrInvalidArgument.WithMessage("the request's body: " + err.Error())
+	}
+	return nil
 }

@@ -103,7 +103,7 @@ func (c *Client) patient(ctx context.Context) (context.Context, context.CancelFu
 func (c *Client) container(ctx context.Context, id string) (client.Container, error) {
 	ctr, err := c.ctrd.LoadContainer(ctx, id)
 	if errdefs.IsNotFound(err) {
-		return nil, fmt.Errorf("no container %s in namespace %s: `cube ps -a` lists them", id, c.cfg.Containerd.Namespace)
+		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no container %s in namespace %s: `cube ps -a` lists them", id, c.cfg.Containerd.Namespace))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look up container %s: %w", id, err)
@@ -113,7 +113,7 @@ func (c *Client) container(ctx context.Context, id string) (client.Container, er
 		return nil, fmt.Errorf("look up container %s: %w", id, err)
 	}
 	if info.Runtime.Name != Runtime {
-		return nil, fmt.Errorf("container %s is of runtime %s, not %s: use ctr for it", id, info.Runtime.Name, Runtime)
+		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s is of runtime %s, not %s: use ctr for it", id, info.Runtime.Name, Runtime))
 	}
 	return ctr, nil
 }
@@ -126,7 +126,7 @@ func (c *Client) runningTask(ctx context.Context, id string) (client.Container, 
 	}
 	task, err := ctr.Task(ctx, nil)
 	if errdefs.IsNotFound(err) {
-		return nil, nil, fmt.Errorf("container %s isn't running", id)
+		return nil, nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s isn't running", id))
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("look up the task of container %s: %w", id, err)
@@ -136,19 +136,20 @@ func (c *Client) runningTask(ctx context.Context, id string) (client.Container, 
 		return nil, nil, fmt.Errorf("look up the task of container %s: %w", id, err)
 	}
 	if st.Status != client.Running {
-		return nil, nil, fmt.Errorf("container %s isn't running but %s", id, st.Status)
+		return nil, nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s isn't running but %s", id, st.Status))
 	}
 	return ctr, task, nil
 }
 
-// reconnect waits for a containerd that has gone to come back.
-func (c *Client) reconnect(ctx context.Context) error {
+// Await waits for a containerd that has gone to come back. It is nothing to do when none has.
+func (c *Client) Await(ctx context.Context) error {
 	conn, ok := c.ctrd.Conn().(*grpc.ClientConn)
 	if !ok {
 		return errors.New("not a gRPC connection")
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout(time.Duration(c.cfg.ReadyTimeout)))
 	defer cancel()
+	conn.ResetConnectBackoff()
 	for {
 		conn.Connect()
 		state := conn.GetState()
@@ -156,7 +157,7 @@ func (c *Client) reconnect(ctx context.Context) error {
 			return nil
 		}
 		if !conn.WaitForStateChange(ctx, state) {
-			return fmt.Errorf("containerd at %s has gone: %w", c.cfg.ContainerdSocket(), ctx.Err())
+			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("containerd at %s has gone: %v", c.cfg.ContainerdSocket(), ctx.Err()))
 		}
 	}
 }

@@ -167,7 +167,7 @@ func (c *Client) attend(ctx context.Context, term *terminal, p client.Process) (
 	status := <-exit
 	for errdefs.IsUnavailable(errgrpc.ToNative(status.Error())) {
 		// containerd has gone, which the process doesn't feel, and may come back.
-		if err := c.reconnect(ctx); err != nil {
+		if err := c.Await(ctx); err != nil {
 			return 0, errors.Join(status.Error(), err)
 		}
 		if exit, err = p.Wait(ctx); err != nil {

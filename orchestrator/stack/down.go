@@ -16,6 +16,7 @@ import (
 	"github.com/cubesandbox/cube/cni/gateway"
 	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/api"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 	"github.com/cubesandbox/cube/vmm/record"
 )
@@ -96,7 +97,7 @@ func (d *downer) stopUp(ctx context.Context, pid int) (*lock, error) {
 	defer d.Progress("`cube up` to stop")()
 	p, err := openProcess(pid)
 	if err == nil {
-		sctx, cancel := context.WithTimeout(ctx, 2*d.cfg.Timeout(stopTimeout)) // it stops its own daemons meanwhile
+		sctx, cancel := context.WithTimeout(ctx, d.cfg.Timeout(api.DrainTimeout+2*stopTimeout)) // it ends what is under way and stops its own daemons meanwhile
 		defer cancel()
 		if err := p.stop(sctx); err != nil {
 			return nil, err
@@ -134,8 +135,8 @@ func (d *downer) clear(ctx context.Context) error {
 // runEntries are what Cube makes in its run directory, which may not be its alone, but for the network's, which stays as long
 // as that is up.
 var runEntries = []string{
-	"base", "containerd", "containerd.sock", "containerd.sock.ttrpc", "containerd.toml", "cube.sock", "fifo", "mounts",
-	"notify.sock", "pods", "shim", "snapshotter.sock", "tsc-khz", "uids", "vm",
+	"base", "clones", "containerd", "containerd.sock", "containerd.sock.ttrpc", "containerd.toml", "cube.sock", "fifo", "mounts",
+	"notify.sock", "pods", "shim", "snapshots", "snapshotter.sock", "tsc-khz", "uids", "vm",
 }
 
 // clearShims ends the shims that containerd has lost sight of.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/sandbox"
 	"github.com/cubesandbox/cube/snapshotter"
 	"github.com/cubesandbox/cube/snapshotter/store"
 	"github.com/cubesandbox/cube/vmm"
@@ -76,6 +77,24 @@ func (s *stack) warmBase(ctx context.Context) error {
 		return err
 	}
 	s.undo.Push(w.Release)
+	return nil
+}
+
+// openAPI has the API serve, when what an earlier life has left of clones is gone.
+func (s *stack) openAPI(ctx context.Context) error {
+	c, err := sandbox.Connect(ctx, s.cfg)
+	if err != nil {
+		return err
+	}
+	s.undo.Push(c.Close)
+	undone, err := c.UndoClones(ctx)
+	if len(undone) > 0 {
+		s.Log.Info("removed the clones that were being made", "snapshots", undone)
+	}
+	if err != nil {
+		s.Log.Warn("unfinished clones can't all be removed", "error", err)
+	}
+	s.api.Open(c)
 	return nil
 }
 

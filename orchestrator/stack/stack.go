@@ -20,14 +20,19 @@ import (
 	network "github.com/cubesandbox/cube/cni/daemon"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/orchestrator/api"
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/base"
 )
 
-// probeTimeout bounds each probe of a readiness report.
-const probeTimeout = 2 * time.Second
+const (
+	// probeTimeout bounds each probe of a readiness report.
+	probeTimeout = 2 * time.Second
+	// answerTimeout bounds how long the last answers on the control socket may take when the stack ends.
+	answerTimeout = 2 * time.Second
+)
 
 // Options are how Up and Down talk to their caller.
 type Options struct {
@@ -52,6 +57,7 @@ type stack struct {
 
 	launcher   *base.Launcher
 	network    *network.Daemon
+	api        *api.Service
 	containerd string // containerd's version
 	verdict    accel.Verdict
 }
@@ -68,7 +74,8 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("the stack needs root: use sudo")
 	}
-	s := &stack{Options: o, cfg: cfg, network: network.New(cfg, o.Log.With("part", "network")), launcher: base.NewLauncher(cfg, guest.Settle(cfg.Timeout), o.Log.With("part", "machines"))}
+	s := &stack{Options: o, cfg: cfg, network: network.New(cfg, o.Log.With("part", "network")), launcher: base.NewLauncher(cfg, guest.Settle(cfg.Timeout), o.Log.With("part", "machines")),
+		api: api.New(cfg, o.Log.With("part", "api"))}
 	parts := []part{
 		{"artefacts", s.checkArtefacts},
 		{"store", s.startStore},
@@ -77,6 +84,7 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 		{"network", s.startNetwork},
 		{"accelerator", s.proveAccelerator},
 		{"base snapshot", s.warmBase},
+		{"api", s.openAPI},
 	}
 	names := make([]string, len(parts))
 	for i, p := range parts {
@@ -84,10 +92,17 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 	}
 	s.board = health.NewBoard(o.Version, os.Getpid(), cfg.Timeout(probeTimeout), names...)
 
-	life, cancel := context.WithCancel(ctx)
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s.group, s.life = errgroup.WithContext(life)
-	// The group's functions end when life does; what they use is released after them.
+	// The operations under way need all else until they have ended. The group's functions end when life does; what they use is
+	// released after them.
+	stop := context.AfterFunc(ctx, func() {
+		s.api.Close()
+		cancel()
+	})
 	defer func() {
+		stop()
+		s.api.Close()
 		cancel()
 		if gerr := s.group.Wait(); gerr != nil {
 			err = gerr // which is why the rest has ended
@@ -138,6 +153,7 @@ func (s *stack) serveControl() error {
 	mux := http.NewServeMux()
 	mux.Handle("/", health.Handler(s.board))
 	mux.Handle("/network/", s.network)
+	mux.Handle(api.Root, s.api.Handler())
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	s.group.Go(func() error {
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -147,7 +163,10 @@ func (s *stack) serveControl() error {
 	})
 	s.group.Go(func() error {
 		<-s.life.Done()
-		return srv.Close() // removes the socket, too
+		ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout(answerTimeout))
+		defer cancel()
+		_ = srv.Shutdown(ctx) // removes the socket, too; who doesn't take his answer in time has none
+		return srv.Close()
 	})
 	return nil
 }

@@ -40,7 +40,7 @@ func (s *Snapshot) Close() error { return s.files.Release() }
 // Open opens a snapshot for a user, whose name is told to whoever asks who uses it, until it is closed or this process ends.
 // It is checked: descriptions, sizes and the state each time, the disks once per boot of the host, as the memory is when it is held.
 func (s *Store) Open(id, user string) (_ *Snapshot, err error) {
-	if err := validID(id); err != nil {
+	if err := ValidID(id); err != nil {
 		return nil, err
 	}
 	o := &Snapshot{store: s, Images: map[string]*os.File{}}

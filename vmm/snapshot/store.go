@@ -58,7 +58,7 @@ type Note func() (json.RawMessage, error)
 // Save makes a snapshot of a running machine, which goes on. The snapshot is there, for good, when Save returns without an
 // error; otherwise nothing of it is. note may be nil.
 func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, note Note) (_ *Info, err error) {
-	if err := validID(id); err != nil {
+	if err := ValidID(id); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -125,7 +125,8 @@ func notFound(id string) error {
 	return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("there is no snapshot %s", id))
 }
 
-func validID(id string) error {
+// ValidID tells whether a snapshot may be called so; the error is errdefs.ErrInvalidArgument.
+func ValidID(id string) error {
 	if !idForm.MatchString(id) {
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("snapshot name %q: up to 76 letters, digits, dots, underscores and hyphens are possible, a letter or digit first", id))
 	}
@@ -178,7 +179,7 @@ func (s *Store) List() ([]Info, error) {
 
 // Inspect describes a snapshot. Its files aren't looked at.
 func (s *Store) Inspect(id string) (Info, error) {
-	if err := validID(id); err != nil {
+	if err := ValidID(id); err != nil {
 		return Info{}, err
 	}
 	dir, err := os.OpenRoot(filepath.Join(s.dir, id))
@@ -230,7 +231,7 @@ func (s *Store) names() ([]string, error) {
 // Delete removes a snapshot, whatever state it is in, and tells who still uses it. Nobody finds it any more; who uses it
 // goes on, and its space is free when the last of them has ended, in whatever way.
 func (s *Store) Delete(id string) ([]User, error) {
-	if err := validID(id); err != nil {
+	if err := ValidID(id); err != nil {
 		return nil, err
 	}
 	if err := s.discard(id); err != nil {

@@ -1,0 +1,96 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/internal/control"
+)
+
+// Root is where the API is on the control socket.
+const Root = "/v1/"
+
+// The bodies of requests and answers.
+type (
+	saveRequest struct {
+		Name string `json:"name"`
+	}
+	saveAnswer struct {
+		Name string `json:"name"`
+	}
+	rollbackRequest struct {
+		Snapshot string `json:"snapshot"`
+	}
+	cloneRequest struct {
+		Count *int `json:"count"` // default: 1
+	}
+	cloneAnswer struct {
+		IDs    []string `json:"ids"`
+		Failed []string `json:"failed,omitempty"`
+	}
+	deleteAnswer struct {
+		UsedBy []string `json:"used_by"`
+	}
+	nothing struct{}
+)
+
+// Handler serves the API, with paths from Root on.
+func (s *Service) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/containers/{id}/snapshots", serve(func(r *http.Request, in saveRequest) (saveAnswer, error) {
+		name, err := s.Save(r.Context(), r.PathValue("id"), in.Name)
+		return saveAnswer{name}, err
+	}))
+	mux.HandleFunc("POST /v1/containers/{id}/rollback", serve(func(r *http.Request, in rollbackRequest) (nothing, error) {
+		return nothing{}, s.Rollback(r.Context(), r.PathValue("id"), in.Snapshot)
+	}))
+	mux.HandleFunc("POST /v1/containers/{id}/clone", serve(func(r *http.Request, in cloneRequest) (cloneAnswer, error) {
+		n := 1
+		if in.Count != nil {
+			n = *in.Count
+		}
+		ids, failed := s.Clone(r.Context(), r.PathValue("id"), n)
+		if len(ids) == 0 {
+			return cloneAnswer{}, errors.Join(failed...)
+		}
+		a := cloneAnswer{IDs: ids}
+		for _, err := range failed {
+			a.Failed = append(a.Failed, err.Error())
+		}
+		return a, nil
+	}))
+	mux.HandleFunc("GET /v1/snapshots", serve(func(*http.Request, nothing) ([]Snapshot, error) { return s.Snapshots() }))
+	mux.HandleFunc("GET /v1/snapshots/{name}", serve(func(r *http.Request, _ nothing) (Snapshot, error) {
+		return s.Snapshot(r.PathValue("name"))
+	}))
+	mux.HandleFunc("DELETE /v1/snapshots/{name}", serve(func(r *http.Request, _ nothing) (deleteAnswer, error) {
+		users, err := s.DeleteSnapshot(r.PathValue("name"))
+		return deleteAnswer{users}, err
+	}))
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		control.Answer(w, nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("the API has no %s %s", r.Method, r.URL.Path)))
+	})
+	return mux
+}
+
+// serve is a handler of requests that have a body of one kind, and nothing else than that.
+func serve[In, Out any](f func(*http.Request, In) (Out, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var in In
+		var out Out
+		var err error
+		if r.URL.RawQuery != "" {
+			err = errdefs.ErrInvalidArgument.WithMessage("it takes no query: what it takes is in the body")
+		}
+		if err == nil {
+			err = control.Body(w, r, &in)
+		}
+		if err == nil {
+			out, err = f(r, in)
+		}
+		control.Answer(w, out, err)
+	}
+}

@@ -1,0 +1,120 @@
+package api
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/sandbox"
+	"github.com/cubesandbox/cube/shim/saved"
+	"github.com/cubesandbox/cube/vmm/snapshot"
+)
+
+// Snapshot is what is told of one.
+type Snapshot struct {
+	Name    string    `json:"name"`
+	Created time.Time `json:"created,omitzero"`
+	// Purpose is what it is there for, if not for its name: "pause" or "clone".
+	Purpose saved.Purpose `json:"purpose,omitempty"`
+	// Parent is the snapshot that the machine came from, which need not be there any more.
+	Parent string `json:"parent,omitempty"`
+	// Pod is the container, or pod of several, that was saved.
+	Pod        string   `json:"pod,omitempty"`
+	Containers []string `json:"containers,omitempty"`
+	VCPUs      int      `json:"vcpus,omitempty"`
+	Memory     int64    `json:"memory,omitempty"` // the machine's, in bytes
+	QEMU       string   `json:"qemu,omitempty"`   // digests of what it runs with
+	Guest      string   `json:"guest,omitempty"`
+	// AtRest: the work in the guest stood still. Otherwise the snapshot can be rolled back to, and nothing else be made of it.
+	AtRest bool `json:"at_rest"`
+	// UsedBy are the pods whose machines were made from it.
+	UsedBy []string `json:"used_by,omitempty"`
+	// Damage says why it can't be read.
+	Damage string `json:"damage,omitempty"`
+}
+
+// Snapshots lists all of them, by name.
+func (s *Service) Snapshots() ([]Snapshot, error) {
+	all, err := s.store.List()
+	if err != nil {
+		return nil, err
+	}
+	list := []Snapshot{}
+	for _, info := range all {
+		d, err := s.describe(info)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, d)
+	}
+	return list, nil
+}
+
+// Snapshot tells of one.
+func (s *Service) Snapshot(name string) (Snapshot, error) {
+	info, err := s.store.Inspect(name)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return s.describe(info)
+}
+
+// DeleteSnapshot deletes one, which nobody finds any more then, and tells who still uses it: its space is free when they have
+// ended. One that somebody will need for what he has begun stays.
+func (s *Service) DeleteSnapshot(name string) (usedBy []string, err error) {
+	info, err := s.store.Inspect(name)
+	if errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err) {
+		return nil, err
+	}
+	if err == nil { // what can't be read serves no purpose
+		if err := s.needed(info); err != nil {
+			return nil, err
+		}
+	}
+	users, err := s.store.Delete(name)
+	return names(users), err
+}
+
+// needed says why a snapshot can't go.
+func (s *Service) needed(info snapshot.Info) error {
+	p, err := saved.Decode(info.Note)
+	if err != nil {
+		return nil
+	}
+	if p.Purpose == saved.ForClone && sandbox.Cloning(s.cfg, info.ID) {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("clones of %s are being made of snapshot %s, which goes when they are", p.ID, info.ID))
+	}
+	return nil
+}
+
+func (s *Service) describe(info snapshot.Info) (d Snapshot, err error) {
+	users, err := s.store.Users(info.ID)
+	if err != nil {
+		return d, err
+	}
+	d = Snapshot{
+		Name: info.ID, Created: info.Created, Parent: info.Parent, VCPUs: info.Shape.VCPUs, Memory: int64(info.Shape.MemoryMiB) << 20,
+		QEMU: info.Platform.QEMU, Guest: info.Platform.Guest, AtRest: info.Frozen, UsedBy: names(users), Damage: info.Damage,
+	}
+	if info.Damage != "" {
+		return d, nil
+	}
+	pod, err := saved.Decode(info.Note)
+	if err != nil {
+		d.Damage = err.Error()
+		return d, nil
+	}
+	d.Pod, d.Purpose = pod.ID, pod.Purpose
+	for _, c := range pod.Containers {
+		d.Containers = append(d.Containers, c.ID)
+	}
+	return d, nil
+}
+
+func names(users []snapshot.User) (list []string) {
+	for _, u := range users {
+		list = append(list, u.Name)
+	}
+	return list
+}
