@@ -38,7 +38,6 @@ var (
 	opSave     = operation{name: "save"}
 	opRollback = operation{name: "rollback", finishes: true}
 	opClone    = operation{name: "clone"}
-	opPrune    = operation{name: "prune"}
 )
 
 // operations admits operations: one at a time on a container, and none when the stack isn't there for them.
