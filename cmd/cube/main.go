@@ -38,7 +38,7 @@ func main() {
 
 // runApp runs a command line, says on stderr what went wrong and returns the exit code.
 func runApp(ctx context.Context, app *cli.App, args []string, stderr io.Writer) int {
-	err := app.RunContext(ctx, args)
+	err := app.RunContext(ctx, flagsFirst(app, args))
 	var exit exitCode
 	var failed *failure
 	switch {

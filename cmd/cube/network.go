@@ -56,7 +56,7 @@ func networkCommand() *cli.Command {
 				Description: "The protocol is tcp where there is a port, and icmp where there is none. Nothing is sent: it is what the policy, the\n" +
 					"kernel's tables and the host's firewall say. The exit code is 0 when nothing of that is in the way.",
 				Flags:  []cli.Flag{jsonFlag()},
-				Action: withNetwork(2, "a container and a destination, and flags before them", networkTrace),
+				Action: withNetwork(2, "a container and a destination", networkTrace),
 			},
 		},
 	}

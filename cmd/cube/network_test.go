@@ -180,7 +180,7 @@ func TestNetworkRefusals(t *testing.T) {
 		{"policy set --default deny --deny 1.2.3.4 box", []string{"no effect"}},
 		{"trace box", []string{"a container and a destination"}},
 		{"trace box example.com", []string{`"example.com"`, "IPv4"}},
-		{"trace box 1.2.3.4 --json", []string{"flags before them"}},
+		{"trace box 1.2.3.4 more --json", []string{"a container and a destination"}},
 		{"trace none 1.2.3.4", []string{"no place"}},
 	} {
 		_, msg := b.run(1, strings.Fields(tc.args)...)
