@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 
 	"github.com/containerd/errdefs"
 
@@ -26,7 +27,7 @@ var _ pod.Network = Network{}
 
 // Attach implements pod.Network. A pod that brings settings has a network by them. One that says nothing has a place that a
 // CNI plugin opens, before or later, if there is a network at all: else it has no card, as if it had asked for none.
-func (Network) Attach(ctx context.Context, cfg *config.Config, p network.Pod, asked spec.Network, log *slog.Logger) (*pod.Attachment, error) {
+func (Network) Attach(ctx context.Context, cfg *config.Config, p network.Pod, asked spec.Network, held bool, log *slog.Logger) (*pod.Attachment, error) {
 	if asked.None {
 		return nil, nil
 	}
@@ -39,6 +40,11 @@ func (Network) Attach(ctx context.Context, cfg *config.Config, p network.Pod, as
 	if err != nil {
 		return nil, err
 	}
+	if held {
+		if err := n.Hold(ctx, p); err != nil {
+			return nil, err
+		}
+	}
 	tap, err := n.OpenTap(ctx, p)
 	if err != nil {
 		return nil, err
@@ -47,12 +53,21 @@ func (Network) Attach(ctx context.Context, cfg *config.Config, p network.Pod, as
 		Tap:   tap,
 		Guest: guest(a),
 		Open: func(ctx context.Context) error {
-			if asked.Settings == nil {
+			if asked.Settings != nil {
+				if _, err := n.Open(ctx, asked.Settings.Request(p)); err != nil {
+					return err
+				}
+			}
+			if !held {
 				return nil
 			}
-			_, err := n.Open(ctx, asked.Settings.Request(p))
-			return err
+			return n.Renew(ctx, p)
 		},
+		Hold: func(ctx context.Context, tap *os.File) error {
+			return errors.Join(n.Hold(ctx, p), network.Drain(tap))
+		},
+		Resume: func(ctx context.Context) error { return n.Resume(ctx, p) },
+		Renew:  func(ctx context.Context) error { return n.Renew(ctx, p) },
 		Follow: func(ctx context.Context, changed func(mtu uint32)) error {
 			return follow(ctx, a.Tap, a.MTU, changed)
 		},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
@@ -37,7 +38,7 @@ func TestMAC(t *testing.T) {
 
 func attachTo(t *testing.T, h *testnet.Host, asked spec.Network) (*pod.Attachment, error) {
 	t.Helper()
-	a, err := Network{}.Attach(t.Context(), h.Config, box, asked, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	a, err := Network{}.Attach(t.Context(), h.Config, box, asked, false, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil || a == nil {
 		return nil, err
 	}
@@ -72,7 +73,7 @@ func TestNotUp(t *testing.T) {
 	defer unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if a, err := (Network{}).Attach(ctx, h.Config, box, spec.Network{}, slog.Default()); !errors.Is(err, context.DeadlineExceeded) {
+	if a, err := (Network{}).Attach(ctx, h.Config, box, spec.Network{}, false, slog.Default()); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%+v, %v", a, err)
 	}
 }
@@ -242,5 +243,63 @@ func TestFollowsNothing(t *testing.T) {
 	testnet.Must(t, netlink.LinkDel(tap))
 	if err := a.Follow(t.Context(), nil); err == nil || !strings.Contains(err.Error(), a.Tap.Name()) {
 		t.Errorf("follow: %v", err)
+	}
+}
+
+// TestHeld: of a machine that goes on from a snapshot nothing passes before it has its identity, whoever has opened the place.
+func TestHeld(t *testing.T) {
+	h := testnet.New(t)
+	h.Up()
+	ctx := t.Context()
+	direct := &policy.Policy{Default: policy.Direct}
+	for name, tc := range map[string]struct {
+		asked  spec.Network
+		plugin bool
+	}{
+		"its own": {asked: openTo(direct)},
+		"plugin":  {plugin: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testnet.Must(t, h.Enter())
+			request := network.Request{ID: "default-box", Network: "cube", IfName: "eth0", Policy: direct}
+			if tc.plugin {
+				_, err := h.Open(ctx, request)
+				testnet.Must(t, err)
+			}
+			a, err := Network{}.Attach(ctx, h.Config, box, tc.asked, true, slog.Default())
+			testnet.Must(t, err)
+			place, err := h.Get(ctx, "default-box")
+			testnet.Must(t, err)
+			passed := func() uint64 {
+				t.Helper()
+				_, err := a.Tap.Write(append(make([]byte, testnet.VnetHeader), testnet.UDP(netip.MustParseAddrPort("1.2.3.4:443"), "hello")...))
+				testnet.Must(t, err)
+				c, err := h.Datapath.Counters(place.Sandbox)
+				if !errdefs.IsNotFound(err) {
+					testnet.Must(t, err)
+				}
+				return c[bpf.TX].Packets
+			}
+			if n := passed(); n > 0 {
+				t.Errorf("%d frames passed before", n)
+			}
+			testnet.Must(t, a.Open(ctx))
+			if n := passed(); n != 1 {
+				t.Errorf("%d frames passed then", n)
+			}
+			testnet.Must(t, a.Hold(ctx, a.Tap))
+			if n := passed(); n != 1 {
+				t.Errorf("%d frames passed while it is held", n)
+			}
+			testnet.Must(t, a.Resume(ctx))
+			if n := passed(); n != 2 {
+				t.Errorf("%d frames passed after all", n)
+			}
+			testnet.Must(t, a.Tap.Close())
+			testnet.Must(t, Network{}.Release(ctx, h.Config, box))
+			if tc.plugin {
+				testnet.Must(t, h.Close(ctx, "default-box", "cube", "eth0"))
+			}
+		})
 	}
 }

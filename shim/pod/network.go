@@ -20,8 +20,9 @@ const networkLimit = 10 * time.Second
 
 // Network is where pods have their places in the host's network.
 type Network interface {
-	// Attach returns the pod's place, for the machine that is about to be made; nil for a pod that is to have none.
-	Attach(ctx context.Context, cfg *config.Config, pod network.Pod, asked spec.Network, log *slog.Logger) (*Attachment, error)
+	// Attach returns the pod's place, for the machine that is about to be made; nil for a pod that is to have none. A machine
+	// that goes on from a snapshot has it held: nothing passes before Attachment.Open, whoever has opened it.
+	Attach(ctx context.Context, cfg *config.Config, pod network.Pod, asked spec.Network, held bool, log *slog.Logger) (*Attachment, error)
 	// Release gives the place back, once no machine has the tap, or after an Attach that failed. That there is nothing is
 	// fine.
 	Release(ctx context.Context, cfg *config.Config, pod network.Pod) error
@@ -37,6 +38,12 @@ type Attachment struct {
 	// Open opens it, unless a CNI plugin does that. It is called when the guest has its identity and nothing of a workload
 	// runs in it yet.
 	Open func(ctx context.Context) error
+	// Hold has nothing pass until Resume or Renew, and empties the tap's queue, of which the caller has a descriptor. It can be
+	// called again.
+	Hold func(ctx context.Context, tap *os.File) error
+	// Resume lets packets pass again, for the same machine; it can be called again. Renew does it for another one, which has
+	// none of the connections of the one before.
+	Resume, Renew func(ctx context.Context) error
 	// Follow calls changed with each other MTU that the guest is to have, until ctx ends, which is no error.
 	Follow func(ctx context.Context, changed func(mtu uint32)) error
 }
@@ -48,7 +55,7 @@ func (p *Pod) name() network.Pod { return network.Pod{Namespace: p.env.Namespace
 func (k *making) attach(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout(networkLimit))
 	defer cancel()
-	if k.attached, err = k.env.Network.Attach(ctx, k.cfg, k.name(), k.network, k.log); err != nil {
+	if k.attached, err = k.env.Network.Attach(ctx, k.cfg, k.name(), k.network, k.from != nil, k.log); err != nil {
 		return fmt.Errorf("attach the pod to the network: %w", err)
 	}
 	return nil

@@ -27,6 +27,7 @@ type rollback struct {
 	from  *origin
 	next  *making
 	pairs []pair
+	lines *lines // nil: it has no network
 	undo  undo.Stack
 }
 
@@ -62,8 +63,9 @@ func (p *Pod) Rollback(ctx context.Context, name string) (pid int, err error) {
 		return 0, err
 	}
 	defer unlock()
+	defer func() { r.lines.close() }()
 	defer r.undo.Run(&err)
-	for _, step := range []func(context.Context) error{r.hold, r.launch, r.connect, r.wake} {
+	for _, step := range []func(context.Context) error{r.hold, r.quieten, r.launch, r.connect, r.wake} {
 		if err := step(ctx); err != nil {
 			return 0, err
 		}
@@ -195,7 +197,9 @@ func (r *rollback) launch(ctx context.Context) error {
 		return err
 	}
 	if tap != nil {
-		k.attached = &Attachment{Tap: tap, Guest: old.attached.Guest, Open: func(context.Context) error { return nil }, Follow: old.attached.Follow}
+		attached := *old.attached
+		attached.Tap, attached.Open = tap, func(context.Context) error { return nil } // renew does
+		k.attached = &attached
 	}
 	return k.boot(ctx, nil)
 }
@@ -224,6 +228,9 @@ func (r *rollback) connect(ctx context.Context) error {
 
 // wake lets the work in the other machine go on. From here on it is the one that does.
 func (r *rollback) wake(ctx context.Context) error {
+	if err := r.renew(ctx); err != nil {
+		return err
+	}
 	if err := r.next.vm.wake(ctx); err != nil {
 		return r.next.vm.explain(err)
 	}

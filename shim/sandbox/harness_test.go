@@ -251,7 +251,7 @@ type places struct {
 	released int
 }
 
-func (p *places) Attach(_ context.Context, _ *config.Config, _ network.Pod, asked spec.Network, _ *slog.Logger) (*pod.Attachment, error) {
+func (p *places) Attach(_ context.Context, _ *config.Config, _ network.Pod, asked spec.Network, _ bool, _ *slog.Logger) (*pod.Attachment, error) {
 	p.asked = append(p.asked, asked)
 	return nil, nil
 }

@@ -135,7 +135,7 @@ func (h *harness) clone(id string) *Service {
 // nowhere is a host without a network.
 type nowhere struct{}
 
-func (nowhere) Attach(context.Context, *config.Config, network.Pod, spec.Network, *slog.Logger) (*pod.Attachment, error) {
+func (nowhere) Attach(context.Context, *config.Config, network.Pod, spec.Network, bool, *slog.Logger) (*pod.Attachment, error) {
 	return nil, nil
 }
 func (nowhere) Release(context.Context, *config.Config, network.Pod) error { return nil }
@@ -176,6 +176,9 @@ func TestCheckpoint(t *testing.T) {
 		t.Errorf("state %s before the start", s)
 	}
 	m := h.launcher.Last()
+	if q := h.network.quiet; !slices.Equal(q, []bool{false, true}) {
+		t.Errorf("nothing passes before the network is opened: %v", q)
+	}
 	if calls := m.Guest.Calls(); slices.ContainsFunc(calls, func(s string) bool { return strings.HasSuffix(s, "/Thaw") || strings.HasSuffix(s, "/CreateContainer") }) {
 		t.Errorf("calls %q before the start", calls)
 	}

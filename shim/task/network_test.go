@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -36,10 +37,12 @@ type places struct {
 	asked    []spec.Network
 	released int
 	held     bool
-	refuse   error // what Release returns
+	quiet    []bool   // whether each machine has had nothing pass before Open
+	lines    []string // what was asked of a place by a rollback
+	refuse   error    // what Release returns
 }
 
-func (p *places) Attach(ctx context.Context, _ *config.Config, name network.Pod, asked spec.Network, _ *slog.Logger) (*pod.Attachment, error) {
+func (p *places) Attach(ctx context.Context, _ *config.Config, name network.Pod, asked spec.Network, quiet bool, _ *slog.Logger) (*pod.Attachment, error) {
 	if name != (network.Pod{Namespace: "testing", ID: cid}) {
 		p.Errorf("attach %s", name)
 	}
@@ -51,7 +54,7 @@ func (p *places) Attach(ctx context.Context, _ *config.Config, name network.Pod,
 	if p.held {
 		p.Error("attached twice")
 	}
-	p.asked, p.held = append(p.asked, asked), true
+	p.asked, p.quiet, p.held = append(p.asked, asked), append(p.quiet, quiet), true
 	if p.attach == nil {
 		return nil, nil
 	}
@@ -78,6 +81,17 @@ func (p *places) Release(ctx context.Context, _ *config.Config, name network.Pod
 	p.held = false
 	p.released++
 	return nil
+}
+
+// asks expects that a rollback has asked just this of the place, in that order.
+func (p *places) asks(want string) {
+	p.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if got := strings.Join(p.lines, ", "); got != want {
+		p.Errorf("asked of the network: %s; not %s", got, want)
+	}
+	p.lines = nil
 }
 
 // ended expects that the place has been given back once.
@@ -107,10 +121,34 @@ func closed(f *os.File) bool {
 // attached is a place whose MTU changes as mtus tells.
 func (h *harness) attached(mtus <-chan uint32) *pod.Attachment {
 	h.Helper()
+	line := func(what string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			if _, ok := ctx.Deadline(); !ok {
+				h.Errorf("%s without a deadline", what)
+			}
+			h.network.mu.Lock()
+			defer h.network.mu.Unlock()
+			h.network.lines = append(h.network.lines, what)
+			return nil
+		}
+	}
 	return &pod.Attachment{
 		Tap:   h.tap(),
 		Guest: &api.Network{Address: "192.0.2.2/30", Gateway: "192.0.2.1", Mtu: 1400},
 		Open:  func(context.Context) error { return nil },
+		Hold: func(ctx context.Context, tap *os.File) error {
+			if tap == nil || closed(tap) {
+				h.Error("held without its tap")
+			}
+			return line("hold")(ctx)
+		},
+		Resume: line("resume"),
+		Renew: func(ctx context.Context) error {
+			if slices.ContainsFunc(h.launcher.Last().Guest.Calls(), func(s string) bool { return strings.HasSuffix(s, "/Thaw") }) {
+				return line("renew awake")(ctx)
+			}
+			return line("renew")(ctx)
+		},
 		Follow: func(ctx context.Context, changed func(uint32)) error {
 			for {
 				select {

@@ -54,6 +54,7 @@ func TestRollback(t *testing.T) {
 	old := h.launcher.Last()
 	for range 3 {
 		h.rollback("one")
+		h.network.asks("hold, renew")
 		c.counts("2")
 		c.counts("3")
 		if !old.Stopped() || len(h.alive()) != 1 {
@@ -91,6 +92,8 @@ func TestRollback(t *testing.T) {
 // TestFailedRollback: after any failure the old machine goes on, and nothing else is left.
 func TestFailedRollback(t *testing.T) {
 	h := newHarness(t)
+	place := h.attached(nil)
+	h.network.attach = func(context.Context) (*pod.Attachment, error) { return place, nil }
 	h.spec("tally")
 	c := h.teller(h.Service, cid, "").begin()
 	h.save("one")
@@ -100,13 +103,22 @@ func TestFailedRollback(t *testing.T) {
 		t.Errorf("rolled back: %v", err)
 	}
 	h.launcher.Fail = nil
+	h.network.asks("hold, hold, resume")
 	c.counts("2")
 	h.launcher.Hostile = "silent-Configure"
 	if _, err := h.pod.Rollback(t.Context(), "one"); err == nil {
 		t.Error("rolled back to an agent that says nothing")
 	}
-	h.launcher.Hostile = ""
+	h.network.asks("hold, hold, resume")
 	c.counts("3")
+	// The other one may have sent something by then.
+	h.launcher.Hostile = "silent-Thaw"
+	if _, err := h.pod.Rollback(t.Context(), "one"); err == nil {
+		t.Error("rolled back to an agent that doesn't let its work go on")
+	}
+	h.network.asks("hold, renew, hold, renew")
+	h.launcher.Hostile = ""
+	c.counts("4")
 	if m := h.alive(); len(m) != 1 || m[0].Paused() {
 		t.Errorf("machines %v", m)
 	}
