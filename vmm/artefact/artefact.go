@@ -1,6 +1,6 @@
 // Package artefact makes directories of files that are named by what is in them: QEMU with its libraries, the guest
 // image. Such a directory appears whole or not at all and never changes; a symbolic link "current" beside it says which
-// one is in use. The package knows nothing of virtual machines.
+// one is in use, and whoever uses another keeps it from being removed. The package knows nothing of virtual machines.
 package artefact
 
 import (
@@ -10,9 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/cubesandbox/cube/internal/flock"
 	"github.com/cubesandbox/cube/internal/undo"
@@ -21,10 +19,6 @@ import (
 // Current is the name of the symbolic link to the directory in use.
 const Current = "current"
 
-// kept is how many directories besides the current one survive a Publish, newest first: a machine that is just being
-// launched may still read the one that was current a moment ago.
-const kept = 2
-
 // tmpPrefix marks what is being made; what a kill leaves of it is swept by the next Publish.
 const tmpPrefix = ".tmp-"
 
@@ -32,7 +26,8 @@ const tmpPrefix = ".tmp-"
 const lockFile = ".lock"
 
 // Publish has fill make the content of a new directory below parent, names it by its Digest, makes it the current one
-// and returns its path. An intact directory of that digest is used again. One Publish per parent runs at a time.
+// and returns its path. An intact directory of that digest is used again. One Publish per parent runs at a time. The others
+// stay: who may need them isn't known here; see Remove.
 func Publish(parent string, fill func(dir string) error) (_ string, err error) {
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return "", err
@@ -83,7 +78,7 @@ func Publish(parent string, fill func(dir string) error) (_ string, err error) {
 	if err := setCurrent(parent, digest); err != nil {
 		return "", err
 	}
-	return dir, prune(parent, digest)
+	return dir, nil
 }
 
 // sweep removes what killed Publishes left behind.
@@ -160,36 +155,4 @@ func setCurrent(parent, digest string) error {
 		return errors.Join(err, os.Remove(tmp))
 	}
 	return syncFile(parent)
-}
-
-// prune removes all but the current directory and the newest others.
-func prune(parent, current string) error {
-	entries, err := os.ReadDir(parent)
-	if err != nil {
-		return err
-	}
-	type candidate struct {
-		name string
-		time time.Time
-	}
-	var old []candidate
-	for _, e := range entries {
-		if !e.IsDir() || e.Name() == current {
-			continue
-		}
-		info, err := e.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		} else if err != nil {
-			return err
-		}
-		old = append(old, candidate{e.Name(), info.ModTime()})
-	}
-	slices.SortFunc(old, func(a, b candidate) int { return b.time.Compare(a.time) })
-	for _, c := range old[min(kept, len(old)):] {
-		if err := os.RemoveAll(filepath.Join(parent, c.name)); err != nil {
-			return fmt.Errorf("remove an old artefact: %w", err)
-		}
-	}
-	return nil
 }

@@ -79,29 +79,6 @@ func TestPublishFailureKeepsWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestPublishPrunes(t *testing.T) {
-	parent := t.TempDir()
-	for _, s := range []string{"a", "b", "c", "d", "e"} {
-		publish(t, parent, s)
-	}
-	entries, err := os.ReadDir(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dirs := 0
-	for _, e := range entries {
-		if e.IsDir() {
-			dirs++
-		}
-	}
-	if dirs != kept+1 {
-		t.Fatalf("%d directories are kept, want %d", dirs, kept+1)
-	}
-	if got, err := os.ReadFile(filepath.Join(parent, Current, "f")); err != nil || string(got) != "e" {
-		t.Fatalf("current has %q (%v), want e", got, err)
-	}
-}
-
 func TestDigestCountsWhatMatters(t *testing.T) {
 	make := func(name, content string, perm os.FileMode) string {
 		dir := t.TempDir()

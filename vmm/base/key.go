@@ -2,17 +2,22 @@ package base
 
 import (
 	"bufio"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
+	"github.com/cubesandbox/cube/vmm/artefact"
 	"github.com/cubesandbox/cube/vmm/qemu"
 )
 
@@ -44,6 +49,37 @@ func currentArtefacts(cfg *config.Config) (a artefacts, err error) {
 		return a, fmt.Errorf("the guest image is not installed: %w; run the set-up (make run)", err)
 	}
 	return a, nil
+}
+
+// use keeps the artefacts from being removed until release is called. fs.ErrNotExist: they have been.
+func (a artefacts) use(ctx context.Context) (release func() error, err error) {
+	var u undo.Stack
+	defer u.Run(&err)
+	for _, dir := range []string{a.qemu, a.guest} {
+		release, err := artefact.Use(ctx, dir)
+		if err != nil {
+			return nil, err
+		}
+		u.Push(func() error { release(); return nil })
+	}
+	return u.Release, nil
+}
+
+// useCurrent is currentArtefacts, kept from being removed.
+func useCurrent(ctx context.Context, cfg *config.Config) (a artefacts, release func() error, err error) {
+	for {
+		if a, err = currentArtefacts(cfg); err != nil {
+			return a, nil, err
+		}
+		release, err = a.use(ctx)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return a, release, err
+		}
+		// Others have become the current ones meanwhile, and these were removed.
+		if now, e := currentArtefacts(cfg); e != nil || now == a {
+			return a, nil, errors.Join(err, e)
+		}
+	}
 }
 
 // newKey describes a machine of that shape and of these artefacts on this host.

@@ -58,13 +58,13 @@ func NewLauncher(cfg *config.Config, settle Settle, log *slog.Logger) *Launcher 
 	}
 }
 
-// machine lets go of the snapshot's memory with its end.
+// machine lets go of the snapshot's memory and of its artefacts with its end.
 type machine struct {
 	*qemu.Machine
-	letGo func() error // of the snapshot, once
+	letGo func() error // once
 }
 
-// Stop is the machine's, and lets go of the memory.
+// Stop is the machine's, and lets go of what it needed.
 func (m *machine) Stop(ctx context.Context) error {
 	return errors.Join(m.Machine.Stop(ctx), m.letGo())
 }
@@ -79,10 +79,11 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (_ vmm.Machine, er
 	if r.Snapshot != "" {
 		return l.restore(ctx, r)
 	}
-	art, err := currentArtefacts(l.cfg)
+	art, release, err := useCurrent(ctx, l.cfg)
 	if err != nil {
 		return nil, err
 	}
+	u.Push(release)
 	b, err := l.base(ctx, art, r.Shape)
 	if err != nil {
 		return nil, err
@@ -112,7 +113,8 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (_ vmm.Machine, er
 	if err != nil {
 		return nil, err
 	}
-	return &machine{Machine: m, letGo: sync.OnceValue(b.Close)}, nil
+	letGo := func() error { return errors.Join(b.Close(), release()) }
+	return &machine{Machine: m, letGo: sync.OnceValue(letGo)}, nil
 }
 
 // Warm is a base snapshot that this process keeps in memory, for itself and for all others.
@@ -123,10 +125,11 @@ func (w *Warm) Release() error { return w.base.Close() }
 
 // Warm makes the base snapshot for that shape, if there is none, and holds it.
 func (l *Launcher) Warm(ctx context.Context, shape vmm.Shape) (*Warm, error) {
-	art, err := currentArtefacts(l.cfg)
+	art, release, err := useCurrent(ctx, l.cfg)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = release() }()
 	l.cache.sweepIfIdle()
 	b, err := l.base(ctx, art, shape)
 	if err != nil {
@@ -137,10 +140,11 @@ func (l *Launcher) Warm(ctx context.Context, shape vmm.Shape) (*Warm, error) {
 
 // Accelerator says what executes guests on this host, after a trial of KVM if that is worth one.
 func (l *Launcher) Accelerator(ctx context.Context) (accel.Verdict, error) {
-	art, err := currentArtefacts(l.cfg)
+	art, release, err := useCurrent(ctx, l.cfg)
 	if err != nil {
 		return accel.Verdict{}, err
 	}
+	defer func() { _ = release() }()
 	return l.accelerator(ctx, art)
 }
 

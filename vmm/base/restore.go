@@ -38,12 +38,17 @@ func (l *Launcher) restore(ctx context.Context, r vmm.Request) (_ vmm.Machine, e
 		qemu:  filepath.Join(filepath.Dir(l.cfg.QEMUDir()), s.Platform.QEMU),
 		guest: filepath.Join(filepath.Dir(l.cfg.GuestDir()), s.Platform.Guest),
 	}
+	release, err := useSaved(ctx, art, s.Platform)
+	if err != nil {
+		return nil, err
+	}
+	u.Push(release)
 	if err := l.compatible(ctx, art, s); err != nil {
 		return nil, err
 	}
 	modules, err := os.Open(filepath.Join(art.guest, modulesFile))
 	if err != nil {
-		return nil, missing("the guest's kernel modules", s.Platform.Guest, err)
+		return nil, err
 	}
 	defer modules.Close()
 	disks, err := cloneDisks(ctx, s, r.DiskDir)
@@ -78,7 +83,7 @@ func (l *Launcher) restore(ctx context.Context, r vmm.Request) (_ vmm.Machine, e
 	if err != nil {
 		return nil, err
 	}
-	letGo := func() error { return errors.Join(held.Release(), s.Close()) }
+	letGo := func() error { return errors.Join(held.Release(), s.Close(), release()) }
 	return &machine{Machine: m, letGo: sync.OnceValue(letGo)}, nil
 }
 
@@ -90,9 +95,6 @@ func (l *Launcher) compatible(ctx context.Context, art artefacts, s *snapshot.Sn
 	}
 	if s.Shape.MemoryMiB > max.MemoryMiB {
 		return &vmm.LimitError{What: "MiB of memory", Asked: s.Shape.MemoryMiB, Min: minMemoryMiB, Max: max.MemoryMiB}
-	}
-	if _, err := os.Stat(art.qemu); err != nil {
-		return missing("its QEMU", s.Platform.QEMU, err)
 	}
 	// Emulation there is on each host.
 	kind := accel.TCG
@@ -114,12 +116,17 @@ func (l *Launcher) compatible(ctx context.Context, art artefacts, s *snapshot.Sn
 	return s.Compatible(vmm.Platform{Board: qemu.BoardVersion, QEMU: s.Platform.QEMU, Accel: string(kind), CPU: cpu, TSCKHz: khz})
 }
 
-// missing is the error of an artefact that is gone.
-func missing(what, digest string, err error) error {
+// useSaved keeps the artefacts that a snapshot needs from being removed, and says which of them are gone.
+func useSaved(ctx context.Context, art artefacts, p vmm.Platform) (release func() error, err error) {
+	release, err = art.use(ctx)
 	if !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return release, err
 	}
-	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("the snapshot can't be restored on this host: %s (%.12s…) is not among the artefacts any more", what, digest))
+	what, digest := "its QEMU", p.QEMU
+	if _, err := os.Stat(art.qemu); err == nil {
+		what, digest = "the guest's kernel modules", p.Guest
+	}
+	return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("the snapshot can't be restored on this host: %s (%.12s…) is not among the artefacts any more", what, digest))
 }
 
 // disks are the images of a machine from a snapshot.
