@@ -61,6 +61,10 @@ type Store struct {
 	Size Size `toml:"size"`
 	// DiskSize is a root disk's size where the image or snapshot has no label of its own.
 	DiskSize Size `toml:"disk_size"`
+	// HighWatermark is how full the store may be, in percent, for anything to be made in it; what is only a cache is removed
+	// before, least recently used out first, until the store is no fuller than LowWatermark.
+	HighWatermark int `toml:"high_watermark"`
+	LowWatermark  int `toml:"low_watermark"`
 }
 
 // VM is how machines are made.
@@ -95,7 +99,7 @@ func Default() *Config {
 		TimeoutScale: 1,
 		LogLevel:     "info",
 		Containerd:   Containerd{Namespace: "default"},
-		Store:        Store{Size: 16 * units.GiB, DiskSize: 10 * units.GiB},
+		Store:        Store{Size: 16 * units.GiB, DiskSize: 10 * units.GiB, HighWatermark: 95, LowWatermark: 85},
 		VM: VM{
 			Accelerator:   "auto",
 			VCPUs:         1,
@@ -191,6 +195,8 @@ func (c *Config) complete() error {
 		return fmt.Errorf("vm.uid_base = %d with vm.uid_count = %d is not a range of unprivileged uids", c.VM.UIDBase, c.VM.UIDCount)
 	case c.Store.DiskSize < 64*units.MiB:
 		return fmt.Errorf("store.disk_size = %s must be at least 64MiB", c.Store.DiskSize)
+	case c.Store.LowWatermark < 1 || c.Store.LowWatermark > c.Store.HighWatermark || c.Store.HighWatermark > 100:
+		return fmt.Errorf("store.low_watermark = %d and store.high_watermark = %d must be between 1 and 100, the low one first", c.Store.LowWatermark, c.Store.HighWatermark)
 	case c.VM.VCPUs < 1 || c.VM.Memory < 128*units.MiB || c.VM.BaseSnapshots < 1:
 		return fmt.Errorf("vm.vcpus must be at least 1, vm.memory 128MiB, vm.base_snapshots 1")
 	case c.Logs.MaxSize < 64*units.KiB:

@@ -202,26 +202,10 @@ func (c *cache) sweepIfIdle() {
 // evict removes the least recently used snapshots beyond the bound, but neither the one named keep nor one whose memory
 // a process holds: its machines wouldn't mind, but the next one would need it again.
 func (c *cache) evict(keep string) error {
-	entries, err := os.ReadDir(c.dir)
+	all, err := c.list()
 	if err != nil {
-		return fmt.Errorf("list base snapshots: %w", err)
+		return err
 	}
-	type snap struct {
-		name string
-		used time.Time
-	}
-	var all []snap
-	for _, e := range entries {
-		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") {
-			continue
-		}
-		s := snap{name: e.Name()}
-		if info, err := os.Stat(filepath.Join(c.dir, e.Name(), descFile)); err == nil {
-			s.used = info.ModTime()
-		}
-		all = append(all, s)
-	}
-	slices.SortFunc(all, func(a, b snap) int { return a.used.Compare(b.used) })
 	excess := len(all) - c.max
 	for _, s := range all {
 		if excess <= 0 {
@@ -238,6 +222,36 @@ func (c *cache) evict(keep string) error {
 	}
 	c.log.Info("more base snapshots in use than are to be kept (vm.base_snapshots)", "kept", c.max)
 	return nil
+}
+
+// entry is a snapshot's directory and its last use.
+type entry struct {
+	name string
+	used time.Time
+}
+
+// list lists the snapshots, least recently used first.
+func (c *cache) list() ([]entry, error) {
+	entries, err := os.ReadDir(c.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list base snapshots: %w", err)
+	}
+	var all []entry
+	for _, e := range entries {
+		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		s := entry{name: e.Name()}
+		if info, err := os.Stat(filepath.Join(c.dir, e.Name(), descFile)); err == nil {
+			s.used = info.ModTime()
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b entry) int { return a.used.Compare(b.used) })
+	return all, nil
 }
 
 func syncDir(dir string) error {
