@@ -233,6 +233,9 @@ func (c *Config) SnapshotDir() string { return filepath.Join(c.StoreDir(), "snap
 // DiskDir holds one directory per machine that was made from a snapshot, with the images of its disks.
 func (c *Config) DiskDir() string { return filepath.Join(c.StoreDir(), "disks") }
 
+// PausedDir holds a checkpoint for each container that is paused to disk, by namespace and id.
+func (c *Config) PausedDir() string { return filepath.Join(c.StateDir, "paused") }
+
 // LogDir holds the output of detached containers and the daemons' logs.
 func (c *Config) LogDir() string { return filepath.Join(c.StateDir, "logs") }
 
