@@ -65,7 +65,7 @@ func snapshotCommand() *cli.Command {
 				Action: eachByAPI(func(c *cli.Context, client *api.Client, name string) error {
 					users, err := client.DeleteSnapshot(c.Context, name)
 					if len(users) > 0 {
-						fmt.Fprintf(c.App.ErrWriter, "cube: %s is deleted; its space is free when %s have ended\n", name, strings.Join(users, ", "))
+						fmt.Fprintf(c.App.ErrWriter, "cube: %s is deleted; still in use by %s, it takes its space until they have ended\n", name, strings.Join(users, ", "))
 					}
 					return err
 				}),

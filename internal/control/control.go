@@ -61,9 +61,14 @@ func ask(ctx context.Context, socket, method string, u url.URL, body io.Reader, 
 	resp, err := (&http.Client{Transport: t}).Do(req)
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("no daemon runs; start the stack: cube up: %w", errdefs.ErrUnavailable)
+		return errdefs.ErrUnavailable.WithMessage("no daemon runs; start the stack: cube up")
+	case ctx.Err() != nil:
+		return ctx.Err()
 	case err != nil:
-		return fmt.Errorf("the daemon at %s doesn't answer: %w: %w", socket, err, errdefs.ErrUnavailable)
+		if u := (*url.Error)(nil); errors.As(err, &u) {
+			err = u.Err // the request is the caller's to name
+		}
+		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("the daemon at %s doesn't answer: %v", socket, err))
 	}
 	defer resp.Body.Close()
 	answer := io.LimitReader(resp.Body, answerLimit)

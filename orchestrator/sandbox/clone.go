@@ -131,7 +131,7 @@ func (o *Origin) Clone(ctx context.Context, n int) (ids []string, failed []error
 	if ctx.Err() == nil {
 		return ids, failed
 	}
-	failed = append(failed, context.Cause(ctx))
+	failed = []error{context.Cause(ctx)} // of all of them
 	if err := o.c.removeClones(ctx, o.snapshot); err != nil {
 		o.stuck = true
 		failed = append(failed, err)
