@@ -14,7 +14,7 @@ type Quiesce interface {
 	// that the agent hasn't answered in time: that delays the save, but doesn't keep it from being made.
 	Freeze(ctx context.Context) error
 	// Thaw lets the work go on. It is called after each Freeze, whatever that returned and whatever became of the save,
-	// when the machine runs again.
+	// when the machine runs again. An error isn't the save's: whoever implements this sees to it that the work goes on.
 	Thaw(ctx context.Context) error
 }
 

@@ -77,7 +77,10 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 	for _, d := range s.disks {
 		saved.Disks = append(saved.Disks, d.SavedDisk)
 	}
-	defer func() { err = unlessGone(err, m.thaw(r.Quiesce), m.discard(s.stateSet)) }()
+	defer func() {
+		m.thaw(r.Quiesce)
+		err = unlessGone(err, m.discard(s.stateSet))
+	}()
 	if saved.Frozen, err = m.freeze(ctx, r.Quiesce); err != nil {
 		return nil, err
 	}
@@ -198,11 +201,13 @@ func (m *Machine) freeze(ctx context.Context, q vmm.Quiesce) (frozen bool, err e
 	return err == nil, err
 }
 
-// thaw lets the work go on, even if nobody waits for the save any more.
-func (m *Machine) thaw(q vmm.Quiesce) error {
+// thaw lets the work go on, even if nobody waits for the save any more. The save is made by then, or has failed.
+func (m *Machine) thaw(q vmm.Quiesce) {
 	ctx, cancel := context.WithTimeout(context.Background(), m.driver.cfg.Timeout(freezeTimeout))
 	defer cancel()
-	return q.Thaw(ctx)
+	if err := q.Thaw(ctx); err != nil {
+		m.log.Warn("the work in the guest may still stand still after a save", "err", err)
+	}
 }
 
 // discard takes the file for the state back from QEMU, which lets go of it only while the guest runs.

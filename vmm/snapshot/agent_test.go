@@ -95,7 +95,8 @@ func (h *host) testAgent(t *testing.T) {
 	m := h.fresh(t, "agent")
 	m.Must(t, h.cfg, "count root")
 	ctx := within(t, h.cfg.Timeout(time.Minute))
-	stalled := &rest{freeze: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
+	silent := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	stalled := &rest{freeze: silent, thaw: silent}
 	info, err := h.store.Save(ctx, "stalled", m.Machine, stalled, nil)
 	if err != nil || info.Frozen || stalled.thawn != 1 {
 		t.Errorf("a stalled agent: %+v, thawn %d times, %v", info, stalled.thawn, err)

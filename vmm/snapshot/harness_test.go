@@ -134,7 +134,7 @@ func stop(m vmm.Machine) error {
 
 // rest is a guest's agent that does what it is asked, as far as its fields don't say otherwise.
 type rest struct {
-	freeze        func(ctx context.Context) error
+	freeze, thaw  func(ctx context.Context) error
 	frozen, thawn int
 }
 
@@ -146,8 +146,11 @@ func (r *rest) Freeze(ctx context.Context) error {
 	return nil
 }
 
-func (r *rest) Thaw(context.Context) error {
+func (r *rest) Thaw(ctx context.Context) error {
 	r.thawn++
+	if r.thaw != nil {
+		return r.thaw(ctx)
+	}
 	return nil
 }
 
