@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 	}
 	launcher := &fake.Launcher{}
 	if os.Getenv(killEnv) != "" {
-		launcher.Before = func() { unix.Kill(os.Getpid(), unix.SIGKILL) }
+		launcher.Before = func(context.Context) { unix.Kill(os.Getpid(), unix.SIGKILL) }
 	}
 	server.Register(server.Machines{
 		Launcher: func(cfg *config.Config, _ *slog.Logger) vmm.Launcher {

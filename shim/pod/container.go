@@ -44,8 +44,10 @@ type container struct {
 	execs map[string]*process
 	// initExited: no exec may start any more. initPublished: nor may one that is being started come to life.
 	initExited, initPublished bool
-	// doomed: init has been sent a SIGKILL.
-	doomed bool
+	// doomed: a SIGKILL for init has been asked for. struck: it has been sent.
+	doomed, struck bool
+	// limits are those that Update has changed, nil for none.
+	limits *specs.LinuxResources
 }
 
 // vm is the machine that it is in. A rollback makes it another.

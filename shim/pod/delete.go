@@ -23,6 +23,16 @@ func (p *Pod) Delete(ctx context.Context, id, execID string) (pid int, exit Exit
 	if err := state.check(opDelete, t.name()); err != nil {
 		return 0, Exit{}, err
 	}
+	if execID == "" {
+		if err := p.goesOn(ctx, c.timeout(killLimit), t.name()+" is to be deleted"); err != nil {
+			return 0, Exit{}, err
+		}
+		done, err := p.change(ctx)
+		if err != nil {
+			return 0, Exit{}, err
+		}
+		defer done()
+	}
 	if state == Created {
 		if execID == "" {
 			c.exited(t, statusKilled)

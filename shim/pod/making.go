@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/cubesandbox/cube/guest-agent/api"
@@ -41,8 +41,11 @@ type making struct {
 	machine  vmm.Machine
 	guest    *guest.Guest
 	vm       *vm // after greet
-	// lent: its place in the network is another machine's, whose place it takes or who takes its own.
-	lent atomic.Bool
+
+	loan sync.Mutex // guards the rest
+	// lent: its place in the network, and the record, are another machine's as well, whose place it takes or who takes its
+	// own. owed: its end has come meanwhile.
+	lent, owed bool
 }
 
 // newMaking prepares to make a machine. configFile is where cfg is from, "" for the default; netns is as in vmm.Request.
@@ -255,10 +258,39 @@ func (k *making) release() error {
 	return k.undone()
 }
 
+// lend keeps undone from giving anything back; false when that has begun.
+func (k *making) lend() bool {
+	k.loan.Lock()
+	defer k.loan.Unlock()
+	k.lent = !k.owed
+	return k.lent
+}
+
+// reclaim is the end of lend: what undone hasn't given back is given back.
+func (k *making) reclaim() error {
+	k.loan.Lock()
+	k.lent = false
+	owed := k.owed
+	k.loan.Unlock()
+	if owed {
+		return k.undone()
+	}
+	return nil
+}
+
 // undone gives back the place in the network of a machine that is no more, and notes that nothing is left.
 func (k *making) undone() error {
-	if k.state.Undone || k.lent.Load() {
+	k.loan.Lock()
+	k.owed = true
+	lent := k.lent
+	k.loan.Unlock()
+	if lent || k.state.Undone {
 		return nil
+	}
+	if k.state.Other != nil { // of a rollback that couldn't
+		if err := k.env.Cleanup(k.cfg, k.state.Other.MachineDir); err != nil {
+			return err
+		}
 	}
 	if err := errors.Join(k.detach(k.cfg), k.state.RemoveDisks()); err != nil {
 		return err

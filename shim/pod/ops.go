@@ -16,52 +16,100 @@ const killLimit = 5 * time.Second
 // exitLimit is how long init may outlive a SIGKILL: it may be in the middle of a system call, but not for ever.
 const exitLimit = 20 * time.Second
 
-// Kill sends a signal to a process, or with all to every process of the container.
+// Kill sends a signal to a process, or with all to every process of the container. While the guest stands still for a save
+// or a rollback, it waits; a SIGKILL for init doesn't wait long.
 func (p *Pod) Kill(ctx context.Context, id, execID string, signal uint32, all bool) error {
 	t, err := p.process(id, execID)
 	if err != nil {
 		return err
 	}
 	c := t.c
+	ends := execID == "" && signal == uint32(unix.SIGKILL)
 	c.mu.Lock()
 	state := t.state
+	if err = state.check(opKill, t.name()); err == nil && ends {
+		c.doomed = true
+	}
 	c.mu.Unlock()
-	if err := state.check(opKill, t.name()); err != nil {
+	if err != nil {
 		return err
 	}
 	if execID != "" && state < Running {
 		return Created.check(opExec, t.name()) // there is no process yet
 	}
-	ends := execID == "" && signal == uint32(unix.SIGKILL)
+	r := &api.SignalProcessRequest{Id: c.guestID, ExecId: execID, Signal: signal, All: all}
 	if ends {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.timeout(killLimit))
-		defer cancel()
+		return c.strike(ctx, r)
 	}
-	_, err = c.vm().guest.SignalProcess(ctx, &api.SignalProcessRequest{Id: c.guestID, ExecId: execID, Signal: signal, All: all})
-	if ends && errors.Is(err, context.DeadlineExceeded) && (c.claim.alone() || !c.vm().answers(killLimit)) {
-		c.vm().kill("its agent doesn't answer a SIGKILL for " + t.name())
+	for {
+		if err := p.goesOn(ctx, 0, ""); err != nil {
+			return err
+		}
+		v := c.vm()
+		_, err := v.guest.SignalProcess(ctx, r)
+		switch {
+		case errors.Is(err, guest.ErrGone) && c.vm() != v: // it has been put back
+			continue
+		case err != nil && !errors.Is(err, guest.ErrGone):
+			return fmt.Errorf("signal %s: %w", t.name(), err)
+		}
+		return nil // also of a machine that is gone: this process is, too
+	}
+}
+
+// strikes is how often a SIGKILL is sent whose answer a save or a rollback has kept away.
+const strikes = 3
+
+// strike sends init a SIGKILL and sees to it that it ends.
+func (c *container) strike(ctx context.Context, r *api.SignalProcessRequest) (err error) {
+	limit := c.timeout(killLimit)
+	var v *vm
+	for range strikes {
+		if err = c.pod.goesOn(ctx, limit, c.init.name()+" is to be killed"); err != nil {
+			break
+		}
+		v = c.vm()
+		err = v.signal(ctx, limit, r)
+		if errors.Is(err, guest.ErrGone) && c.vm() != v || errors.Is(err, context.DeadlineExceeded) && (c.pod.stands() != nil || c.vm() != v) {
+			continue
+		}
+		break
+	}
+	silent := errors.Is(err, context.DeadlineExceeded)
+	switch {
+	case silent && v != nil && (c.claim.alone() || !v.answers(killLimit)):
+		v.kill("its agent doesn't answer a SIGKILL for " + c.init.name())
 		return nil
-	}
-	if errors.Is(err, guest.ErrGone) {
+	case errors.Is(err, guest.ErrGone):
 		// The machine has ended with the answer under way, as it does soon after its last process: this one has, too.
 		return nil
-	}
-	if ends && (err == nil || errors.Is(err, context.DeadlineExceeded)) {
+	case err == nil || silent:
 		c.mustEnd()
+	default:
+		c.mu.Lock()
+		c.doomed = false
+		c.mu.Unlock()
 	}
 	if err != nil {
-		return fmt.Errorf("signal %s: %w", t.name(), err)
+		return fmt.Errorf("signal %s: %w", c.init.name(), err)
 	}
 	return nil
+}
+
+// signal is SignalProcess with a limit.
+func (v *vm) signal(ctx context.Context, limit time.Duration, r *api.SignalProcessRequest) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	_, err := v.guest.SignalProcess(ctx, r)
+	return err
 }
 
 // mustEnd ends the machine if init doesn't end in time. One that others use goes on until they have outlived a SIGKILL,
 // too, or the sandbox has.
 func (c *container) mustEnd() {
 	c.mu.Lock()
-	already := c.doomed
-	c.doomed = true
+	already := c.struck
+	c.struck = true
 	c.mu.Unlock()
 	if already {
 		return

@@ -19,21 +19,27 @@ func (p *Pod) Pause(ctx context.Context, id string) error {
 		return err
 	}
 	defer c.init.release()
+	done, err := p.change(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	if err := c.advance(opPause, Pausing); err != nil {
 		return err
 	}
-	_, err = c.vm().guest.PauseContainer(ctx, &api.ContainerRequest{Id: c.guestID})
+	v := c.vm()
+	_, err = v.guest.PauseContainer(ctx, &api.ContainerRequest{Id: c.guestID})
 	if err == nil {
 		return c.paused()
 	}
 	// Without an answer it may stand still all the same.
-	c.vm().guest.ResumeContainer(context.WithoutCancel(ctx), &api.ContainerRequest{Id: c.guestID}) // the error is that of the pause
+	v.guest.ResumeContainer(context.WithoutCancel(ctx), &api.ContainerRequest{Id: c.guestID}) // the error is that of the pause
 	c.mu.Lock()
 	if c.init.state == Pausing {
 		c.init.state = Running
 	}
 	c.mu.Unlock()
-	return fmt.Errorf("pause %s: %w", c.init.name(), c.vm().explain(err))
+	return fmt.Errorf("pause %s: %w", c.init.name(), v.explain(err))
 }
 
 // advance takes init into a state if the op is possible.
@@ -69,11 +75,17 @@ func (p *Pod) Resume(ctx context.Context, id string) error {
 		return err
 	}
 	defer c.init.release()
+	done, err := p.change(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	if err := c.advance(opResume, Paused); err != nil {
 		return err
 	}
-	if _, err := c.vm().guest.ResumeContainer(ctx, &api.ContainerRequest{Id: c.guestID}); err != nil {
-		return fmt.Errorf("resume %s: %w", c.init.name(), c.vm().explain(err))
+	v := c.vm()
+	if _, err := v.guest.ResumeContainer(ctx, &api.ContainerRequest{Id: c.guestID}); err != nil {
+		return fmt.Errorf("resume %s: %w", c.init.name(), v.explain(err))
 	}
 	if err := c.advance(opResume, Running); err != nil {
 		return err // it has ended meanwhile

@@ -19,6 +19,7 @@ import (
 	"sync"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/record"
@@ -61,12 +62,15 @@ type Pod struct {
 	slots map[string]*slot
 	// machine is nil before it is asked for, and again when it has ended and nothing tells of it any more.
 	machine *machine
-	rolling bool      // a rollback is under way
-	settled sync.Cond // something that was being made, or answered, has come to an end
+	rolling bool       // a rollback is under way
+	still   *stillness // the guest's, nil while it runs
+	settled sync.Cond  // something that was being made, or answered, has come to an end
 	// answering are the deletions whose answers aren't on their way yet.
 	answering int
 	// common is what a pod with a machine of its own has for its containers; nil in other pods.
 	common *spec.Common
+
+	changes *semaphore.Weighted // see change
 }
 
 // slot is a container's place in the pod, from the request for it to its deletion.
@@ -78,7 +82,7 @@ type slot struct {
 
 // New makes a pod without a machine.
 func New(env Env) *Pod {
-	p := &Pod{env: env, slots: map[string]*slot{}}
+	p := &Pod{env: env, slots: map[string]*slot{}, changes: semaphore.NewWeighted(allChanges)}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.settled.L = &p.mu
 	return p

@@ -49,9 +49,6 @@ func (p *pair) processes() []*process {
 
 // rolledBack has the processes use their streams to the machine that they are in.
 func (c *container) rolledBack(wires []*wire) {
-	c.mu.Lock()
-	c.doomed = false
-	c.mu.Unlock()
 	for _, w := range wires {
 		w.process.closeIO()
 		w.process.take(w)

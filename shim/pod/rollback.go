@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -16,6 +17,9 @@ import (
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/shim/saved"
 )
+
+// holdLimit is how long QEMU may take to have the guest stand still, or go on.
+const holdLimit = 10 * time.Second
 
 var errRollingBack = errdefs.ErrUnavailable.WithMessage("the pod is being put back to a snapshot: try again when it is")
 
@@ -29,6 +33,7 @@ type rollback struct {
 	pairs []pair
 	lines *lines // nil: it has no network
 	undo  undo.Stack
+	over  func() // the stillness's; nil before and after it
 }
 
 // pair is a container, and what it was when it was saved.
@@ -42,19 +47,19 @@ type pair struct {
 // must be those that were saved; their tasks stay what they are, and so do the execs that were saved, while others end as if
 // killed. The old machine stands still until the other goes on, and goes on itself after an error.
 func (p *Pod) Rollback(ctx context.Context, name string) (pid int, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(p.ctx, func() { cancel(errShuttingDown) })()
+	defer func() {
+		if err = calledOff(ctx, err); err != nil {
+			err = fmt.Errorf("put the pod back to snapshot %s: %w", name, err)
+		}
+	}()
 	r := &rollback{Pod: p}
 	if err := r.begin(); err != nil {
 		return 0, err
 	}
-	defer r.over()
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("put the pod back to snapshot %s: %w", name, err)
-		}
-	}()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(p.ctx, cancel)()
+	defer r.end()
 	if r.from, err = openOrigin(r.old.made.store(), name); err != nil {
 		return 0, err
 	}
@@ -63,8 +68,15 @@ func (p *Pod) Rollback(ctx context.Context, name string) (pid int, err error) {
 		return 0, err
 	}
 	defer unlock()
+	done, err := p.unchanged(ctx, r.old.timeout) // only then: who has a process's token may wait for this
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	defer r.goOn()
 	defer func() { r.lines.close() }()
 	defer r.undo.Run(&err)
+	r.over = p.standStill(r.old, cancel)
 	for _, step := range []func(context.Context) error{r.hold, r.quieten, r.launch, r.connect, r.wake} {
 		if err := step(ctx); err != nil {
 			return 0, err
@@ -90,15 +102,36 @@ func (r *rollback) begin() (err error) {
 	case r.old.asleep.Load():
 		return errdefs.ErrFailedPrecondition.WithMessage("the pod has not been started since it was made from a snapshot")
 	}
+	if !r.old.made.lend() {
+		return errEnded
+	}
 	r.m, r.rolling = r.machine, true
 	return nil
 }
 
-func (r *rollback) over() {
+func (r *rollback) end() {
+	if r.m.vm == r.old { // only this changes it
+		r.reclaim(r.old.made)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.rolling = false
 	r.settled.Broadcast()
+}
+
+// reclaim ends the loan of what the two machines have had together.
+func (r *rollback) reclaim(k *making) {
+	if err := k.reclaim(); err != nil {
+		r.env.Log.Error("give back what the machine has had", "error", err)
+	}
+}
+
+// goOn ends the stillness.
+func (r *rollback) goOn() {
+	if r.over != nil {
+		r.over()
+		r.over = nil
+	}
 }
 
 // match finds the containers that were saved, and keeps them from being started, paused or deleted.
@@ -115,7 +148,7 @@ func (r *rollback) match(ctx context.Context) (unlock func(), err error) {
 	for _, id := range r.ids() {
 		c, err := r.get(id)
 		if err == nil {
-			if err = c.init.acquire(ctx); err == nil {
+			if err = r.take(ctx, c.init); err == nil {
 				taken = append(taken, c.init)
 				err = r.pair(c)
 			}
@@ -135,11 +168,24 @@ func (r *rollback) match(ctx context.Context) (unlock func(), err error) {
 	return unlock, nil
 }
 
+// take takes a process's token from whoever has it.
+func (r *rollback) take(ctx context.Context, t *process) error {
+	limited, cancel := context.WithTimeout(ctx, r.old.timeout(changeLimit))
+	defer cancel()
+	err := t.acquire(limited)
+	if err != nil && ctx.Err() == nil {
+		return errdefs.ErrUnavailable.WithMessage(t.name() + " is being started, paused or deleted, and that takes long: try again later")
+	}
+	return err
+}
+
 // pair adds a container, unless its task has ended before: then nothing can come back to it.
 func (r *rollback) pair(c *container) error {
 	was := r.from.pod.Container(c.id)
-	live := c.lives()
+	live, doomed := c.lives()
 	switch {
+	case live && doomed:
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s is being killed", c.id))
 	case live && (was == nil || was.Guest != c.guestID || was.Spec != c.specSum):
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s was not there when it was saved: delete it first", c.id))
 	case live && len(was.Processes) == 0:
@@ -152,29 +198,29 @@ func (r *rollback) pair(c *container) error {
 	return nil
 }
 
-// lives tells whether init's exit is still to come.
-func (c *container) lives() bool {
+// lives tells whether init's exit is still to come, and whether it has been asked for.
+func (c *container) lives() (lives, doomed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.init.state < Stopped
+	return c.init.state < Stopped, c.doomed
 }
 
 // hold has the old machine stand still.
 func (r *rollback) hold(ctx context.Context) error {
 	r.undo.Push(func() error {
-		err := r.old.machine.Resume(context.WithoutCancel(ctx))
-		r.old.held.Store(false)
-		return r.old.explain(err)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.old.timeout(holdLimit))
+		defer cancel()
+		return r.old.explain(r.old.machine.Resume(ctx))
 	})
-	r.old.held.Store(true)
-	return r.old.machine.Pause(ctx)
+	ctx, cancel := context.WithTimeout(ctx, r.old.timeout(holdLimit))
+	defer cancel()
+	return r.old.explain(r.old.machine.Pause(ctx))
 }
 
 // launch makes the other machine, with the old one's tap.
 func (r *rollback) launch(ctx context.Context) error {
 	old := r.old.made
-	k := &making{Pod: r.Pod, cfg: old.cfg, log: old.log, hostname: old.hostname, request: old.request, network: old.network, state: old.state}
-	k.lent.Store(true)
+	k := &making{Pod: r.Pod, cfg: old.cfg, log: old.log, hostname: old.hostname, request: old.request, network: old.network, state: old.state, lent: true}
 	k.request.Dir = otherDir(old.request.Dir)
 	k.goOn(r.from)
 	k.state.MachineDir = k.request.Dir
@@ -247,6 +293,9 @@ func (r *rollback) wake(ctx context.Context) error {
 		} else if !paused && p.saved.Paused {
 			_, err = r.next.guest.ResumeContainer(ctx, request)
 		}
+		if err == nil {
+			err = p.c.limitAgain(ctx, r.next.vm)
+		}
 		if err != nil {
 			return r.next.vm.explain(err)
 		}
@@ -254,21 +303,24 @@ func (r *rollback) wake(ctx context.Context) error {
 	return nil
 }
 
-// swap makes the other machine the pod's, unless the old one, or a container, has come to its end by now.
+// swap makes the other machine the pod's, unless one of them, or a container, has come to its end by now.
 func (r *rollback) swap() error {
 	for _, p := range r.pairs {
-		if p.saved != nil && !p.c.lives() {
+		p.c.mu.Lock()
+		over := p.c.init.state >= Stopped || p.c.struck // what has killed it, isn't undone
+		p.c.mu.Unlock()
+		if p.saved != nil && over {
 			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has ended meanwhile", p.c.id))
 		}
 	}
+	if r.next.vm.isDown() {
+		return r.next.vm.why()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.old.made.lent.Store(true)
 	if r.m.ended || r.old.isDown() || r.old.ended.Load() {
-		r.old.made.lent.Store(false)
 		return errEnded
 	}
-	r.next.lent.Store(false)
 	r.m.vm = r.next.vm
 	for _, p := range r.pairs {
 		p.c.on.Store(r.next.vm)
@@ -284,6 +336,7 @@ func (r *rollback) settle(ctx context.Context) {
 		p.c.rolledBack(p.wires)
 	}
 	r.next.heed()
+	r.goOn()
 	for _, p := range r.pairs {
 		if p.saved == nil {
 			continue
@@ -305,4 +358,5 @@ func (r *rollback) settle(ctx context.Context) {
 	if err != nil { // the record says what is left
 		r.env.Log.Error("remove the machine that was rolled back", "error", err)
 	}
+	r.reclaim(r.next)
 }

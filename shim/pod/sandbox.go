@@ -115,6 +115,12 @@ func (p *Pod) StopMachine(ctx context.Context) error {
 		return nil
 	}
 	v, err := p.await(ctx, m)
+	if err == nil {
+		err = p.goesOn(ctx, v.timeout(killLimit), "the pod is to be stopped")
+	}
+	if err == nil {
+		v, err = p.await(ctx, m) // it may have been put back
+	}
 	if err != nil {
 		return err
 	}
@@ -199,7 +205,7 @@ func (p *Pod) PingMachine(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, v.timeout(pingLimit))
 	defer cancel()
-	if err := v.guest.SyncTime(ctx); err != nil {
+	if err := v.guest.SyncTime(ctx); err != nil && !v.held.Load() {
 		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("the agent of the pod's virtual machine doesn't answer: %v", v.explain(err)))
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/shim/saved"
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
@@ -25,24 +27,44 @@ import (
 // Nothing of the host is in a snapshot, so a pod whose containers see files of the host isn't saved. What execs have started
 // is saved with the rest, with its terminals; but who has them on the host is nobody who can be found again: in a machine
 // that is made from the snapshot they run on, what they write is lost and nothing comes for them to read.
-func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (*snapshot.Info, error) {
+//
+// It comes before or after what else changes the pod. Whoever can't wait for it has it called off.
+func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (_ *snapshot.Info, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(p.ctx, func() { cancel(errShuttingDown) })()
+	defer func() {
+		if err = calledOff(ctx, err); err != nil {
+			err = fmt.Errorf("save the pod: %w", err)
+		}
+	}()
 	v, err := p.live()
 	if err != nil {
+		return nil, err
+	}
+	q := &quiesce{pod: p, purpose: purpose, giveUp: cancel}
+	if q.changed, err = p.unchanged(ctx, v.timeout); err != nil {
+		return nil, err
+	}
+	defer func() { q.release() }()
+	if q.vm, err = p.live(); err != nil { // it may have been put back meanwhile
 		return nil, err
 	}
 	if name == "" {
 		name = snapshotName(p.env.ID)
 	}
-	if _, err := p.capture(v); err != nil { // before anything is brought to rest for it
-		return nil, fmt.Errorf("save the pod: %w", err)
+	if _, err := p.capture(q.vm); err != nil { // before anything is brought to rest for it
+		return nil, err
 	}
-	q := &quiesce{pod: p, vm: v, purpose: purpose}
-	info, err := v.made.store().Save(ctx, name, v.machine, q, q.note)
+	info, err := q.vm.made.store().Save(ctx, name, q.vm.machine, q, q.note)
 	if err != nil {
-		return nil, v.explain(err)
+		return nil, q.vm.explain(err)
 	}
 	return info, nil
 }
+
+// errNotAtRest is why a snapshot isn't one to make other containers of.
+var errNotAtRest = errdefs.ErrUnavailable.WithMessage("the guest has not come to rest in time, so nothing else can be made of what is saved: try again when it has less to do")
 
 // snapshotName makes a name for a snapshot of something with that id.
 func snapshotName(id string) string {
@@ -76,12 +98,24 @@ type quiesce struct {
 	pod     *Pod
 	vm      *vm
 	purpose saved.Purpose
+	giveUp  context.CancelCauseFunc // calls the save off
+	changed func()                  // lets changes happen again; nil once they may, or somebody else sees to it
+	over    func()                  // ends the stillness
 	is      *saved.Pod
 	err     error
 }
 
+// release lets changes happen again.
+func (q *quiesce) release() {
+	if q.changed != nil {
+		q.changed()
+		q.changed = nil
+	}
+}
+
 // Freeze implements vmm.Quiesce.
 func (q *quiesce) Freeze(ctx context.Context) error {
+	q.over = q.pod.standStill(q.vm, q.giveUp)
 	err := q.vm.guest.Freeze(ctx)
 	q.is, q.err = q.pod.capture(q.vm) // also of a guest that is saved as it is
 	if err == nil {
@@ -90,8 +124,22 @@ func (q *quiesce) Freeze(ctx context.Context) error {
 	return err
 }
 
-// Thaw implements vmm.Quiesce.
-func (q *quiesce) Thaw(ctx context.Context) error { return q.vm.guest.Thaw(ctx) }
+// Thaw implements vmm.Quiesce. When it fails it is tried again, and until then nothing changes.
+func (q *quiesce) Thaw(ctx context.Context) error {
+	defer q.over()
+	err := q.vm.guest.Thaw(ctx)
+	if err == nil || errors.Is(err, guest.ErrGone) {
+		q.release()
+		return err
+	}
+	changed := q.changed
+	q.changed = nil
+	go func() {
+		defer changed()
+		q.vm.letGoOn()
+	}()
+	return err
+}
 
 // note is a snapshot.Note.
 func (q *quiesce) note() (json.RawMessage, error) {
@@ -142,6 +190,8 @@ func (c *container) capture() (*saved.Container, error) {
 	switch state := c.init.state; {
 	case state > Paused:
 		return nil, nil
+	case c.doomed:
+		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s is being killed", c.id))
 	case c.shares != nil:
 		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has %s of the host mounted, which no snapshot can keep", c.id, c.shares.source))
 	default:
@@ -191,7 +241,12 @@ func (p *Pod) Checkpoint(ctx context.Context, id, dir string, exit bool) error {
 	if err != nil {
 		return err
 	}
-	if err := (saved.Checkpoint{Snapshot: info.ID, Container: id}).Write(dir); err != nil {
+	if info.Frozen {
+		err = saved.Checkpoint{Snapshot: info.ID, Container: id}.Write(dir)
+	} else {
+		err = errNotAtRest
+	}
+	if err != nil {
 		if _, also := c.vm().made.store().Delete(info.ID); also != nil {
 			c.log.Error("delete the snapshot of a failed checkpoint", "snapshot", info.ID, "error", also)
 		}

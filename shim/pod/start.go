@@ -28,28 +28,43 @@ func (p *Pod) Start(ctx context.Context, id, execID string) (pid int, err error)
 		return 0, err
 	}
 	defer t.release()
-	if err := t.c.starting(t); err != nil {
-		return 0, err
-	}
-	var event any
-	if execID == "" {
-		err = t.c.startInit(ctx)
-		event = &eventsapi.TaskStart{ContainerID: id, Pid: uint32(t.c.vm().PID())}
-	} else {
-		err = t.c.startExec(ctx, t)
-		event = &eventsapi.TaskExecStarted{ContainerID: id, ExecID: execID, Pid: uint32(t.c.vm().PID())}
-	}
-	if err == nil {
-		err = t.c.started(t, event)
-	}
+	v, err := t.start(ctx)
 	if err != nil {
-		t.c.notStarted(t, statusNotStarted)
-		return 0, fmt.Errorf("start %s: %w", t.name(), t.c.vm().explain(err))
+		return 0, err
 	}
 	if execID == "" {
 		t.c.poststart(ctx)
 	}
-	return t.c.vm().PID(), nil
+	return v.PID(), nil
+}
+
+// start is Start with the token, and returns the machine that the process is in. A save comes before or after it.
+func (t *process) start(ctx context.Context) (*vm, error) {
+	c := t.c
+	if t.execID == "" {
+		done, err := c.pod.change(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+	}
+	if err := c.starting(t); err != nil {
+		return nil, err
+	}
+	v := c.vm()
+	var err error
+	if t.execID == "" {
+		if err = c.startInit(ctx, v); err == nil {
+			err = c.started(t, &eventsapi.TaskStart{ContainerID: c.id, Pid: uint32(v.PID())})
+		}
+	} else {
+		v, err = c.startExec(ctx, t)
+	}
+	if err != nil {
+		c.notStarted(t, statusNotStarted)
+		return nil, fmt.Errorf("start %s: %w", t.name(), v.explain(err))
+	}
+	return v, nil
 }
 
 // starting takes a process into the state in which its exit waits for its start.
@@ -69,32 +84,47 @@ func (c *container) starting(t *process) error {
 }
 
 // startInit lets the first process go, or go on where it was saved.
-func (c *container) startInit(ctx context.Context) error {
+func (c *container) startInit(ctx context.Context, v *vm) error {
 	r := &api.ContainerRequest{Id: c.guestID}
 	if c.saved == nil {
-		_, err := c.vm().guest.StartContainer(ctx, r)
+		_, err := v.guest.StartContainer(ctx, r)
 		return err
 	}
-	err := c.vm().wake(ctx)
+	err := v.wake(ctx)
 	if err == nil && c.saved.Paused {
-		_, err = c.vm().guest.ResumeContainer(ctx, r)
+		_, err = v.guest.ResumeContainer(ctx, r)
 	}
 	return err
 }
 
-func (c *container) startExec(ctx context.Context, t *process) error {
-	host, err := stdio.Open(ctx, t.stdio, t.owner())
+func (c *container) startExec(ctx context.Context, t *process) (*vm, error) {
+	host, err := stdio.Open(ctx, t.stdio, t.owner()) // may wait for the client
 	if err != nil {
-		return err
+		return c.vm(), err
 	}
-	names, err := t.attach(host, c.vm().guest)
+	done, err := c.pod.change(ctx)
+	if err != nil {
+		host.Close()
+		return c.vm(), err
+	}
+	defer done()
+	v := c.vm()
+	if err = c.execIn(ctx, v, t, host); err == nil {
+		err = c.started(t, &eventsapi.TaskExecStarted{ContainerID: c.id, ExecID: t.execID, Pid: uint32(v.PID())})
+	}
+	return v, err
+}
+
+// execIn starts an exec in a machine, with the host's ends of its stdio, which it takes over.
+func (c *container) execIn(ctx context.Context, v *vm, t *process, host *stdio.IO) error {
+	names, err := t.attach(host, v.guest)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	cols, rows := t.cols, t.rows
 	c.mu.Unlock()
-	_, err = c.vm().guest.ExecProcess(ctx, &api.ExecProcessRequest{
+	_, err = v.guest.ExecProcess(ctx, &api.ExecProcessRequest{
 		Id: c.guestID, ExecId: t.execID, Process: t.spec, Stdio: names, Columns: cols, Rows: rows,
 	})
 	if err != nil {
@@ -106,7 +136,7 @@ func (c *container) startExec(ctx context.Context, t *process) error {
 	c.mu.Unlock()
 	if resized {
 		// An exec that has already ended has no terminal.
-		c.vm().guest.ResizePty(ctx, &api.ResizePtyRequest{Id: c.guestID, ExecId: t.execID, Columns: cols, Rows: rows})
+		v.guest.ResizePty(ctx, &api.ResizePtyRequest{Id: c.guestID, ExecId: t.execID, Columns: cols, Rows: rows})
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ type vm struct {
 	lastEvent atomic.Uint64
 	// asleep: it is of a snapshot, and nothing of the work in it has run since.
 	asleep atomic.Bool
-	// held: a rollback has it stand still.
+	// held: a save or a rollback has it stand still.
 	held atomic.Bool
 	// ended says that this shim ends the machine, on purpose.
 	ended   atomic.Bool
@@ -129,9 +129,9 @@ func (v *vm) why() error {
 	return v.guest.Err()
 }
 
-// explain gives an error that says no more than that the machine is gone the reason why it is.
+// explain gives an error that says no more than that this machine is gone the reason why it is.
 func (v *vm) explain(err error) error {
-	if !errors.Is(err, guest.ErrGone) {
+	if !errors.Is(err, guest.ErrGone) && !errors.Is(err, vmm.ErrGone) {
 		return err
 	}
 	<-v.down // bounded by watch
@@ -186,6 +186,21 @@ func (v *vm) wake(ctx context.Context) error {
 	err := v.guest.Thaw(ctx)
 	v.asleep.Store(false) // also without an answer it may run
 	return err
+}
+
+// letGoOn tries again what a save has tried last, to have the work in the guest go on, and ends a machine in which it doesn't.
+func (v *vm) letGoOn() {
+	for failed := 0; failed < silenceRetries; failed++ {
+		err := v.guest.Thaw(context.Background())
+		if err == nil || v.isDown() {
+			return
+		}
+		v.log.Warn("the work in the guest still stands still after a save", "error", err)
+		if errors.Is(err, context.DeadlineExceeded) && v.machine.Waiting() {
+			failed = 0 // the call itself took its deadline
+		}
+	}
+	v.kill("its agent doesn't let the work in it go on after a save")
 }
 
 // stop ends the machine in order, once, and waits for it: the guest kills what runs, syncs and unmounts before the power

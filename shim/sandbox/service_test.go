@@ -152,7 +152,7 @@ func TestStopDuringStart(t *testing.T) {
 	h := newHarness(t)
 	h.create(nil)
 	hold, launched := make(chan struct{}), make(chan struct{})
-	h.launcher.Before = func() { close(launched); <-hold }
+	h.launcher.Before = func(context.Context) { close(launched); <-hold }
 	failed := make(chan error, 1)
 	go func() {
 		failed <- second(h.StartSandbox(context.Background(), &sandboxapi.StartSandboxRequest{SandboxID: id}))

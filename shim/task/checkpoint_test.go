@@ -26,7 +26,6 @@ import (
 	"github.com/cubesandbox/cube/shim/pod"
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/shim/spec"
-	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // teller is a container that counts lines, and the client's ends of its stdio.
@@ -142,9 +141,7 @@ func (nowhere) Release(context.Context, *config.Config, network.Pod) error { ret
 
 func (h *harness) snapshots() []string {
 	h.Helper()
-	cfg, err := config.Load("")
-	h.must(err)
-	all, err := snapshot.New(cfg, slog.New(slog.DiscardHandler)).List()
+	all, err := h.store().List()
 	h.must(err)
 	var ids []string
 	for _, s := range all {

@@ -167,7 +167,7 @@ func TestNetwork(t *testing.T) {
 	h := newHarness(t)
 	want := h.attached(nil)
 	h.network.attach = func(context.Context) (*pod.Attachment, error) { return want, nil }
-	h.launcher.Before = func() {
+	h.launcher.Before = func(context.Context) {
 		if closed(want.Tap) {
 			t.Error("the tap is closed before the machine has it")
 		}

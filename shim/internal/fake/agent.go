@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"path"
 	"sync"
 	"time"
 
@@ -28,7 +29,8 @@ type Agent struct {
 
 	mu         sync.Mutex
 	changed    *sync.Cond
-	stalled    chan struct{}            // not nil: no call is answered before it is closed
+	stalled    chan struct{}            // not nil: no call is answered before it is closed,
+	stalls     string                   // or only those to this method, if there is one
 	held       map[string]chan struct{} // by container: its creation isn't answered before it is closed
 	session    *mux.Session
 	containers map[string]*container
@@ -86,6 +88,9 @@ func (a *Agent) intercept(ctx context.Context, u ttrpc.Unmarshaler, info *ttrpc.
 	a.mu.Lock()
 	a.calls = append(a.calls, info.FullMethod)
 	stalled := a.stalled
+	if a.stalls != "" && a.stalls != path.Base(info.FullMethod) {
+		stalled = nil
+	}
 	a.mu.Unlock()
 	if stalled != nil {
 		<-stalled
@@ -103,10 +108,13 @@ func (a *Agent) pause() {
 }
 
 // Stall lets no call be answered until the returned function is called.
-func (a *Agent) Stall() (goOn func()) {
+func (a *Agent) Stall() (goOn func()) { return a.StallAt("") }
+
+// StallAt is Stall for the calls to one method, "" for all.
+func (a *Agent) StallAt(method string) (goOn func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.stalled = make(chan struct{})
+	a.stalled, a.stalls = make(chan struct{}), method
 	return func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()

@@ -22,7 +22,7 @@ type Launcher struct {
 	// Fail, if set, is what Launch returns.
 	Fail error
 	// Before, if set, is called before a machine is made.
-	Before func()
+	Before func(ctx context.Context)
 	// Hostile, if set, is the mode of an agent that has been taken over; see internal/hostile. Machine.Guest then hears
 	// of nothing.
 	Hostile string
@@ -30,6 +30,8 @@ type Launcher struct {
 	Disks func(vmm.Disk) error
 	// Snapshots is the directory of the store of saved machines.
 	Snapshots string
+	// Saving, if set, is called while a machine stands still for a save, which it is to return with ctx.
+	Saving func(ctx context.Context)
 
 	mu       sync.Mutex
 	machines []*Machine
@@ -43,7 +45,7 @@ func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (vmm.Machine, erro
 		return nil, l.Fail
 	}
 	if l.Before != nil {
-		l.Before()
+		l.Before(ctx)
 	}
 	if err := ctx.Err(); err != nil {
 		os.RemoveAll(r.Dir)
@@ -117,6 +119,7 @@ type Machine struct {
 	once     sync.Once
 	done     chan struct{}
 
+	saves     sync.Mutex
 	mu        sync.Mutex
 	err       error
 	serials   map[string]bool

@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
+	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -27,16 +29,43 @@ type sleeper struct {
 	events     []*api.Event
 }
 
-// Save implements vmm.Machine.
+// freezeLimit is how long a guest may take to come to rest, and to go on.
+const freezeLimit = 300 * time.Millisecond
+
+// Save implements vmm.Machine. A guest that doesn't come to rest in time is saved as it is.
 func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, err error) {
-	defer func() { err = errors.Join(err, r.Quiesce.Thaw(context.Background())) }()
-	if err := r.Quiesce.Freeze(ctx); err != nil {
+	m.saves.Lock() // one at a time
+	defer m.saves.Unlock()
+	if m.Paused() {
+		return nil, errors.New("it is paused: resume it first")
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), freezeLimit)
+		defer cancel()
+		_ = r.Quiesce.Thaw(ctx) // no error of the save
+	}()
+	limited, cancel := context.WithTimeout(ctx, freezeLimit)
+	defer cancel()
+	err = r.Quiesce.Freeze(limited)
+	frozen := err == nil
+	if err != nil && (limited.Err() == nil || ctx.Err() != nil) {
 		return nil, err
 	}
 	l := m.launcher
+	if l.Saving != nil {
+		l.Saving(ctx)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	select {
+	case <-m.done:
+		return nil, vmm.ErrGone
+	default:
+	}
 	l.mu.Lock()
 	n := len(l.saved)
-	l.saved = append(l.saved, m.sleeper())
+	l.saved = append(l.saved, m.sleeper(frozen))
 	l.mu.Unlock()
 	memory := filepath.Join(r.Dir, vmm.MemoryFile)
 	err = errors.Join(
@@ -48,11 +77,11 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 		Shape:    m.Shape(),
 		Parent:   m.Snapshot,
 		Disks:    []vmm.SavedDisk{{Serial: vmm.RootSerial, Placeholder: true}}, // what is on it is nobody's business here
-		Frozen:   true,
+		Frozen:   frozen,
 	}, err
 }
 
-func (m *Machine) sleeper() *sleeper {
+func (m *Machine) sleeper(frozen bool) *sleeper {
 	a := m.Guest
 	s := &sleeper{shape: m.Shape(), containers: map[string]*container{}}
 	m.mu.Lock()
@@ -60,7 +89,7 @@ func (m *Machine) sleeper() *sleeper {
 	m.mu.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.resting {
+	if frozen && !a.resting {
 		panic("the work is not at rest")
 	}
 	s.events = slices.Clone(a.events)
@@ -87,6 +116,9 @@ func (c *container) copy(a *Agent) *container {
 // restore has the machine go on from the snapshot that it is asked for.
 func (l *Launcher) restore(m *Machine) error {
 	b, err := os.ReadFile(filepath.Join(l.Snapshots, m.Snapshot, vmm.StateFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return errdefs.ErrNotFound.WithMessage("there is no snapshot " + m.Snapshot)
+	}
 	if err != nil {
 		return err
 	}
