@@ -7,6 +7,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/control"
+	"github.com/cubesandbox/cube/orchestrator/usage"
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
@@ -72,6 +73,22 @@ func (c *Client) DeleteSnapshot(ctx context.Context, name string) (usedBy []stri
 	var a deleteAnswer
 	err = control.Ask(ctx, c.socket, http.MethodDelete, Root+"snapshots/"+name, nil, &a)
 	return a.UsedBy, err
+}
+
+// Usage is Service.Usage.
+func (c *Client) Usage(ctx context.Context) (u usage.Usage, err error) {
+	err = control.Ask(ctx, c.socket, http.MethodGet, Root+"usage", nil, &u)
+	return u, err
+}
+
+// Prune is Service.Prune.
+func (c *Client) Prune(ctx context.Context, o usage.Options) (usage.Freed, error) {
+	var a pruneAnswer
+	err := control.Send(ctx, c.socket, http.MethodPost, Root+"prune", pruneRequest{o.DryRun}, &a)
+	if a.Failed != "" {
+		err = errors.New(a.Failed)
+	}
+	return a.Freed, err
 }
 
 func validName(name string) error { return snapshot.ValidID(name) }

@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/control"
+	"github.com/cubesandbox/cube/orchestrator/usage"
 )
 
 // Root is where the API is on the control socket.
@@ -33,6 +34,13 @@ type (
 	}
 	deleteAnswer struct {
 		UsedBy []string `json:"used_by"`
+	}
+	pruneRequest struct {
+		DryRun bool `json:"dry_run"`
+	}
+	pruneAnswer struct {
+		usage.Freed
+		Failed string `json:"failed,omitempty"`
 	}
 	nothing struct{}
 )
@@ -69,6 +77,14 @@ func (s *Service) Handler() http.Handler {
 	mux.HandleFunc("DELETE /v1/snapshots/{name}", serve(func(r *http.Request, _ nothing) (deleteAnswer, error) {
 		users, err := s.DeleteSnapshot(r.PathValue("name"))
 		return deleteAnswer{users}, err
+	}))
+	mux.HandleFunc("GET /v1/usage", serve(func(r *http.Request, _ nothing) (usage.Usage, error) { return s.Usage(r.Context()) }))
+	mux.HandleFunc("POST /v1/prune", serve(func(r *http.Request, in pruneRequest) (pruneAnswer, error) {
+		freed, err := s.Prune(r.Context(), usage.Options{DryRun: in.DryRun})
+		if err == nil || len(freed.Items) == 0 {
+			return pruneAnswer{Freed: freed}, err
+		}
+		return pruneAnswer{freed, err.Error()}, nil
 	}))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		control.Answer(w, nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("the API has no %s %s", r.Method, r.URL.Path)))

@@ -20,6 +20,8 @@ const (
 	turnTimeout = 30 * time.Second
 	// operationTimeout bounds an operation itself.
 	operationTimeout = 2 * time.Minute
+	// spaceTimeout bounds looking at, and freeing, all that takes space.
+	spaceTimeout = 10 * time.Minute
 )
 
 var (
@@ -38,6 +40,8 @@ var (
 	opSave     = operation{name: "save"}
 	opRollback = operation{name: "rollback", finishes: true}
 	opClone    = operation{name: "clone"}
+	opUsage    = operation{name: "look at what takes space"}
+	opPrune    = operation{name: "prune"}
 )
 
 // operations admits operations: one at a time on a container, and none when the stack isn't there for them.

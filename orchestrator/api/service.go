@@ -16,6 +16,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
+	"github.com/cubesandbox/cube/orchestrator/usage"
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
@@ -113,6 +114,24 @@ func (s *Service) Clone(ctx context.Context, id string, n int) (ids []string, fa
 		failed = append(failed, err)
 	}
 	return ids, failed
+}
+
+// Usage tells what takes the disk's space.
+func (s *Service) Usage(ctx context.Context) (u usage.Usage, err error) {
+	err = s.ops.run(ctx, opUsage, "", spaceTimeout, func(ctx context.Context) error {
+		u, err = usage.Measure(ctx, s.cfg)
+		return err
+	})
+	return u, err
+}
+
+// Prune frees what nobody needs, and tells what that is, also with an error.
+func (s *Service) Prune(ctx context.Context, o usage.Options) (freed usage.Freed, err error) {
+	err = s.ops.run(ctx, opPrune, "", spaceTimeout, func(ctx context.Context) error {
+		freed, err = usage.Prune(ctx, s.cfg, o)
+		return err
+	})
+	return freed, err
 }
 
 // validID checks what is to be a container's id.

@@ -185,15 +185,10 @@ func (m *marking) layer(key string) {
 // free.
 func (c *Client) CollectGarbage(ctx context.Context) error {
 	ctx = c.context(ctx)
-	// The end of a lease is what containerd collects garbage for while somebody waits.
+	// The end of a lease is what containerd collects garbage for while somebody waits, for snapshotters' Cleanup, too.
 	l, err := c.ctrd.LeasesService().Create(ctx, leases.WithRandomID())
 	if err == nil {
 		err = c.ctrd.LeasesService().Delete(ctx, l, leases.SynchronousDelete)
-	}
-	if err == nil {
-		if cleaner, ok := c.ctrd.SnapshotService(Snapshotter).(snapshots.Cleaner); ok {
-			err = cleaner.Cleanup(ctx)
-		}
 	}
 	if err != nil {
 		return fmt.Errorf("have containerd collect garbage: %w", err)
