@@ -44,6 +44,9 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 	if r.imageID() == r.id {
 		size := int64(s.cfg.Store.DiskSize)
 		if kind == snapshots.KindActive {
+			if err := s.room(ctx); err != nil {
+				return nil, err
+			}
 			if size, err = s.diskSize(info.Labels, p); err != nil {
 				return nil, err
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/internal/space"
 	"github.com/cubesandbox/cube/internal/testfs"
 )
 
@@ -46,6 +47,7 @@ func TestFullStore(t *testing.T) {
 		t.Run(fs.name, func(t *testing.T) {
 			dir := fs.make(t, 512<<20)
 			f := open(t, dir)
+			f.cfg.Store.HighWatermark = 100
 			f.layer("base", "", 8<<20)
 			f.layer("old", "base", 16<<20)
 			fill(t, dir, 0)
@@ -70,6 +72,7 @@ func TestFullStore(t *testing.T) {
 				t.Fatal(err)
 			}
 			f = open(t, dir)
+			f.cfg.Store.HighWatermark = 100
 			if err := f.Remove(f.ctx, "old"); err != nil {
 				t.Fatal(err)
 			}
@@ -80,6 +83,32 @@ func TestFullStore(t *testing.T) {
 			f.check([]string{"base", "new"})
 		})
 	}
+}
+
+// Above the watermark no disk is made, while layers that are being unpacked can be completed, looked at and removed.
+func TestWatermark(t *testing.T) {
+	f := open(t, testfs.XFS(t, 512<<20))
+	f.layer("old", "", 32<<20)
+	f.prepare("unpacked", "old")
+	f.cfg.Store.HighWatermark = 50
+	empty := fill(t, f.cfg.StateDir, 128<<20)
+	_, err := f.Prepare(f.ctx, "new", "old")
+	wantErr(t, err, errdefs.IsResourceExhausted, `prepare snapshot "new"`, f.cfg.StoreDir(), "store.high_watermark = 50", "cube prune")
+	if err := f.Commit(f.ctx, "layer", "unpacked"); err != nil {
+		t.Error(err)
+	}
+	if _, err := f.View(f.ctx, "view", "layer"); err != nil {
+		t.Error(err)
+	}
+	if err := f.Remove(f.ctx, "view"); err != nil {
+		t.Error(err)
+	}
+	if err := f.Cleanup(f.ctx); err != nil {
+		t.Error(err)
+	}
+	empty()
+	space.Settle(f.cfg.StoreDir())
+	f.prepare("new", "layer")
 }
 
 // TestFullStoreWhileUnpacking: the writer of a layer may never learn that its data was lost, but the commit does, even

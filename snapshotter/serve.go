@@ -26,12 +26,14 @@ import (
 const stopWait = 5 * time.Second
 
 // Serve runs the snapshotter and the diff service on cfg.SnapshotterSocket(), which only root can use, until ctx ends;
-// it then returns nil. It calls ready once it answers. cfg.StoreDir() must be there (see package store).
-func Serve(ctx context.Context, cfg *config.Config, log *slog.Logger, ready func()) (err error) {
+// it then returns nil. It calls ready once it answers. Before it makes a disk it calls room, whose error, if any, is why not.
+// cfg.StoreDir() must be there (see package store).
+func Serve(ctx context.Context, cfg *config.Config, log *slog.Logger, room func(context.Context) error, ready func()) (err error) {
 	s, err := New(cfg, log)
 	if err != nil {
 		return err
 	}
+	s.room = room
 	defer func() { err = errors.Join(err, s.Close()) }()
 	l, err := listen(ctx, cfg.SnapshotterSocket())
 	if err != nil {

@@ -105,6 +105,6 @@ func TestServeRefusesALiveSocket(t *testing.T) {
 	defer l.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	err = Serve(ctx, cfg, slog.New(slog.DiscardHandler), func() { t.Error("ready") })
+	err = Serve(ctx, cfg, slog.New(slog.DiscardHandler), roomy, func() { t.Error("ready") })
 	wantErr(t, err, func(error) bool { return true }, "another process answers", "cube down")
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/guestmark"
+	"github.com/cubesandbox/cube/internal/space"
 	"github.com/cubesandbox/cube/snapshotter/image"
 )
 
@@ -51,6 +52,7 @@ type Snapshotter struct {
 	meta      *storage.MetaStore
 	copies    sync.Once // the warning that images are copied
 	collector *collector
+	room      func(context.Context) error // whether a disk may be made
 }
 
 var (
@@ -89,6 +91,7 @@ func New(cfg *config.Config, log *slog.Logger) (_ *Snapshotter, err error) {
 		}
 		return nil, fmt.Errorf("open snapshotter: %w", err)
 	}
+	s.room = func(context.Context) error { return space.Check(cfg) }
 	s.collector = startCollector(s.collect, log)
 	return s, nil
 }

@@ -80,7 +80,7 @@ func TestSuiteProxy(t *testing.T) {
 func serve(cfg *config.Config) (conn *grpc.ClientConn, stop func() error, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, done := make(chan struct{}), make(chan error, 1)
-	go func() { done <- Serve(ctx, cfg, slog.New(slog.DiscardHandler), func() { close(ready) }) }()
+	go func() { done <- Serve(ctx, cfg, slog.New(slog.DiscardHandler), roomy, func() { close(ready) }) }()
 	select {
 	case err := <-done:
 		cancel()
@@ -99,3 +99,6 @@ func serve(cfg *config.Config) (conn *grpc.ClientConn, stop func() error, err er
 		return <-done
 	}, err
 }
+
+// roomy has room for anything.
+func roomy(context.Context) error { return nil }

@@ -90,6 +90,9 @@ type Launcher interface {
 	// be the rest of a talk with somebody else, and whether the guest is alive shows when it answers. The first machine
 	// of a shape takes as long as a boot. On error nothing is left, r.Dir included.
 	Launch(ctx context.Context, r Request) (Machine, error)
+	// Room is asked before anything is made in the store that isn't needed by what runs. Where the store is too full for
+	// that it first removes what can be made again; if that isn't enough it is errdefs.ErrResourceExhausted.
+	Room(ctx context.Context) error
 }
 
 // Machine is one running virtual machine. All methods may be called from many goroutines. After the machine has ended

@@ -1,6 +1,7 @@
 package space
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,6 +48,13 @@ func TestCheck(t *testing.T) {
 	}
 	if err := Check(cfg); err != nil {
 		t.Error(err)
+	}
+	if err := errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, 160<<20), f.Close(), os.Remove(f.Name())); err != nil {
+		t.Fatal(err)
+	}
+	Settle(cfg.StoreDir())
+	if err := Check(cfg); err != nil {
+		t.Errorf("what was removed isn't free: %v", err)
 	}
 	cfg.StateDir = filepath.Join(cfg.StateDir, "none")
 	if err := Check(cfg); err != nil {

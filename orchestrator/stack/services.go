@@ -103,7 +103,7 @@ func (s *stack) startSnapshotter(ctx context.Context) error {
 	ready := make(chan struct{})
 	failed := make(chan error, 1)
 	s.group.Go(func() error {
-		err := snapshotter.Serve(s.life, s.cfg, s.Log.With("part", "snapshotter"), func() { close(ready) })
+		err := snapshotter.Serve(s.life, s.cfg, s.Log.With("part", "snapshotter"), s.makeRoom, func() { close(ready) })
 		failed <- err
 		return err
 	})

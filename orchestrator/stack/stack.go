@@ -24,6 +24,7 @@ import (
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/vmm/accel"
+	"github.com/cubesandbox/cube/vmm/artefact"
 	"github.com/cubesandbox/cube/vmm/base"
 )
 
@@ -58,7 +59,8 @@ type stack struct {
 	launcher   *base.Launcher
 	network    *network.Daemon
 	api        *api.Service
-	containerd string // containerd's version
+	full       chan struct{} // the store is, whatever machines have done about it
+	containerd string        // containerd's version
 	verdict    accel.Verdict
 }
 
@@ -75,7 +77,7 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 		return errors.New("the stack needs root: use sudo")
 	}
 	s := &stack{Options: o, cfg: cfg, network: network.New(cfg, o.Log.With("part", "network")), launcher: base.NewLauncher(cfg, guest.Settle(cfg.Timeout), o.Log.With("part", "machines")),
-		api: api.New(cfg, o.Log.With("part", "api"))}
+		api: api.New(cfg, o.Log.With("part", "api")), full: make(chan struct{}, 1)}
 	parts := []part{
 		{"artefacts", s.checkArtefacts},
 		{"store", s.startStore},
@@ -120,6 +122,7 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 			return err
 		}
 	}
+	s.group.Go(func() error { s.keepRoom(); return nil })
 	s.Log.Info("ready", "containerd", s.containerd, "accelerator", s.verdict.Kind)
 	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s, %s", s.containerd, cfg.ContainerdSocket(), s.verdict.Kind, s.network.Summary()))
 	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // for a unit of Type=notify; elsewhere it does nothing
@@ -210,7 +213,7 @@ func (s *stack) bring(p part) error {
 	return err
 }
 
-// checkArtefacts makes sure that there is something to make machines of.
+// checkArtefacts makes sure that there is something to make machines of, and that it stays.
 func (s *stack) checkArtefacts(context.Context) error {
 	for _, f := range []struct{ what, path string }{
 		{"QEMU", filepath.Join(s.cfg.QEMUDir(), "usr/bin/qemu-system-x86_64")},
@@ -222,5 +225,5 @@ func (s *stack) checkArtefacts(context.Context) error {
 			return fmt.Errorf("no %s: %w; `make setup` makes it, or set artefacts to where it is", f.what, err)
 		}
 	}
-	return nil
+	return artefact.Register(s.cfg.Artefacts, s.cfg.StateDir)
 }

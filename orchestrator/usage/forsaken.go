@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/sandbox"
 	shimrecord "github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/shim/saved"
 	"github.com/cubesandbox/cube/vmm/snapshot"
@@ -26,8 +27,13 @@ func forsaken(ctx context.Context, cfg *config.Config, info snapshot.Info) (stri
 		return "", nil // whoever knows its name is told
 	}
 	p, err := saved.Decode(info.Note)
-	if err != nil || p.Purpose != saved.ForPause {
+	switch {
+	case err != nil || p.Purpose == "":
 		return "", nil
+	case p.Purpose == saved.ForClone && sandbox.Cloning(cfg, info.ID):
+		return "", nil
+	case p.Purpose == saved.ForClone:
+		return "whoever was making clones of it has died", nil
 	}
 	// In this order: a shim that ends after a pause has written the checkpoint before.
 	lives, err := hasShim(ctx, cfg, p)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
+	"github.com/cubesandbox/cube/shim/saved"
 	"github.com/cubesandbox/cube/vmm/artefact"
 	"github.com/cubesandbox/cube/vmm/base"
 	"github.com/cubesandbox/cube/vmm/snapshot"
@@ -142,8 +143,7 @@ func (p *plan) addHalfMade(kind string, dirs []string, remove func() error) {
 
 func (p *plan) findSnapshots(ctx context.Context) error {
 	p.doomed = map[string]bool{}
-	s := snapshot.New(p.cfg, slog.New(slog.DiscardHandler))
-	all, err := s.List()
+	all, err := snapshot.New(p.cfg, slog.New(slog.DiscardHandler)).List()
 	if err != nil {
 		return err
 	}
@@ -160,14 +160,34 @@ func (p *plan) findSnapshots(ctx context.Context) error {
 			if why, err := forsaken(ctx, p.cfg, info); why == "" || err != nil {
 				return false, err
 			}
-			_, err := s.Delete(info.ID)
-			if errdefs.IsNotFound(err) { // somebody else has
-				return false, nil
-			}
-			return err == nil, err
+			return removeSnapshot(ctx, p.cfg, info)
 		})
 	}
 	return nil
+}
+
+// removeSnapshot removes one that is forsaken; of one that clones were being made of, those that aren't whole, too.
+func removeSnapshot(ctx context.Context, cfg *config.Config, info snapshot.Info) (gone bool, err error) {
+	store := snapshot.New(cfg, slog.New(slog.DiscardHandler))
+	p, err := saved.Decode(info.Note)
+	if err != nil {
+		return false, err
+	}
+	if p.Purpose != saved.ForClone {
+		_, err := store.Delete(info.ID)
+		if errdefs.IsNotFound(err) { // somebody else has
+			return false, nil
+		}
+		return err == nil, err
+	}
+	c, err := sandbox.Connect(ctx, cfg)
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	_, err = c.UndoClones(ctx)
+	_, left := store.Inspect(info.ID)
+	return errdefs.IsNotFound(left), err
 }
 
 func (p *plan) findBases() error {

@@ -78,6 +78,9 @@ func (p *Pod) Create(ctx context.Context, r CreateRequest) (pid int, err error) 
 	if err := n.prepare(); err != nil {
 		return 0, err
 	}
+	if err := n.room(ctx); err != nil {
+		return 0, err
+	}
 	c, err := n.claimed(ctx)
 	if err != nil {
 		return 0, err
@@ -129,6 +132,18 @@ func (n *creation) prepare() (err error) {
 		n.log.Info("left out what only means something on the host", "what", what)
 	}
 	n.stage("spec")
+	return nil
+}
+
+// room refuses what would fill the store. A paused container can go on: it takes no more than it has, and may be what frees
+// some of it.
+func (n *creation) room(ctx context.Context) error {
+	if n.from != nil && n.from.pod.Purpose == saved.ForPause {
+		return nil
+	}
+	if err := n.env.Launcher(n.cfg).Room(ctx); err != nil {
+		return fmt.Errorf("create container %s: %w", n.ID, err)
+	}
 	return nil
 }
 

@@ -56,6 +56,9 @@ func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (_ *
 	if _, err := p.capture(q.vm); err != nil { // before anything is brought to rest for it
 		return nil, err
 	}
+	if err := p.env.Launcher(q.vm.made.cfg).Room(ctx); err != nil {
+		return nil, err
+	}
 	info, err := q.vm.made.store().Save(ctx, name, q.vm.machine, q, q.note)
 	if err != nil {
 		return nil, q.vm.explain(err)

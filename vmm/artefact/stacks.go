@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // stacksDir has a symbolic link for each stack that takes its artefacts from a directory, to the stack's state directory.
@@ -17,11 +19,15 @@ const stacksDir = ".stacks"
 // to stay there. Idempotent.
 func Register(artefacts, stateDir string) error {
 	dir := filepath.Join(artefacts, stacksDir)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	err := os.MkdirAll(dir, 0o700)
+	if errors.Is(err, unix.EROFS) { // where nobody can remove any
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("register with the artefacts: %w", err)
 	}
 	sum := sha256.Sum256([]byte(stateDir))
-	err := os.Symlink(stateDir, filepath.Join(dir, hex.EncodeToString(sum[:8])))
+	err = os.Symlink(stateDir, filepath.Join(dir, hex.EncodeToString(sum[:8])))
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("register with the artefacts: %w", err)
 	}

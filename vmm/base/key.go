@@ -14,7 +14,6 @@ import (
 	"strings"
 
 	"github.com/cubesandbox/cube/internal/config"
-	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/artefact"
@@ -53,16 +52,16 @@ func currentArtefacts(cfg *config.Config) (a artefacts, err error) {
 
 // use keeps the artefacts from being removed until release is called. fs.ErrNotExist: they have been.
 func (a artefacts) use(ctx context.Context) (release func() error, err error) {
-	var u undo.Stack
-	defer u.Run(&err)
-	for _, dir := range []string{a.qemu, a.guest} {
-		release, err := artefact.Use(ctx, dir)
-		if err != nil {
-			return nil, err
-		}
-		u.Push(func() error { release(); return nil })
+	qemu, err := artefact.Use(ctx, a.qemu)
+	if err != nil {
+		return nil, err
 	}
-	return u.Release, nil
+	guest, err := artefact.Use(ctx, a.guest)
+	if err != nil {
+		qemu()
+		return nil, err
+	}
+	return func() error { qemu(); guest(); return nil }, nil
 }
 
 // useCurrent is currentArtefacts, kept from being removed.

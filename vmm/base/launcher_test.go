@@ -14,17 +14,14 @@ import (
 	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/testfs"
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/base"
 	"github.com/cubesandbox/cube/vmm/internal/testguest"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	testguest.Remove()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { testfs.Main(m, testguest.Remove) }
 
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)

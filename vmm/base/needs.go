@@ -39,7 +39,7 @@ func Unneeded(cfg *config.Config, doomed func(id string) bool) ([]Artefact, erro
 			return nil, err
 		}
 		for _, k := range kept {
-			if !k.Current && !needed[k.Digest] && !k.InUse() {
+			if !k.Current && !needed[filepath.Join(filepath.Base(parent), k.Digest)] && !k.InUse() {
 				all = append(all, Artefact{Kept: k, Kind: filepath.Base(parent), cfg: cfg})
 			}
 		}
@@ -51,7 +51,7 @@ func Unneeded(cfg *config.Config, doomed func(id string) bool) ([]Artefact, erro
 func (a Artefact) Remove(ctx context.Context) (gone bool, err error) {
 	return a.Kept.Remove(ctx, func() (bool, error) {
 		needed, err := needs(a.cfg, func(string) bool { return false })
-		return needed[a.Digest], err
+		return needed[filepath.Join(a.Kind, a.Digest)], err
 	})
 }
 
@@ -70,7 +70,7 @@ func removeArtefacts(ctx context.Context, cfg *config.Config, log *slog.Logger, 
 	}
 }
 
-// needs are the digests of all artefacts that snapshots need. A machine that runs keeps its own in another way, and one that
+// needs are all artefacts that snapshots need, like "qemu/<digest>". A machine that runs keeps its own in another way, and one that
 // is saved runs until its snapshot is there.
 func needs(cfg *config.Config, doomed func(id string) bool) (map[string]bool, error) {
 	needed := map[string]bool{}
@@ -94,7 +94,7 @@ func needs(cfg *config.Config, doomed func(id string) bool) (map[string]bool, er
 			case s.Damage != "":
 				return nil, unknown("snapshot %s in %s can't be read: %s; delete it", s.ID, stack.SnapshotDir(), s.Damage)
 			default:
-				needed[s.Platform.QEMU], needed[s.Platform.Guest] = true, true
+				needed[filepath.Join("qemu", s.Platform.QEMU)], needed[filepath.Join("guest", s.Platform.Guest)] = true, true
 			}
 		}
 	}

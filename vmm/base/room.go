@@ -97,6 +97,9 @@ func MakeRoom(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	if space.Check(cfg) == nil {
 		return nil
 	}
+	if !above(cfg, cfg.Store.HighWatermark) {
+		return nil
+	}
 	c := newCache(cfg, log)
 	if err := c.shrink(ctx, func() bool { return !above(cfg, cfg.Store.LowWatermark) }); err != nil {
 		log.Warn("remove base snapshots from a full store", "error", err)
@@ -104,10 +107,15 @@ func MakeRoom(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	if above(cfg, cfg.Store.LowWatermark) && sameFS(cfg.StoreDir(), cfg.Artefacts) {
 		removeArtefacts(ctx, cfg, log, func() bool { return !above(cfg, cfg.Store.LowWatermark) })
 	}
+	space.Settle(cfg.StoreDir())
 	return space.Check(cfg)
 }
 
+// Room implements vmm.Launcher.
+func (l *Launcher) Room(ctx context.Context) error { return MakeRoom(ctx, l.cfg, l.log) }
+
 func above(cfg *config.Config, percent int) bool {
+	space.Settle(cfg.StoreDir())
 	r, err := space.Of(cfg.StoreDir())
 	return err == nil && r.Above(percent)
 }

@@ -21,6 +21,8 @@ import (
 type Launcher struct {
 	// Fail, if set, is what Launch returns.
 	Fail error
+	// Full, if set, is what Room returns.
+	Full error
 	// Before, if set, is called before a machine is made.
 	Before func(ctx context.Context)
 	// Hostile, if set, is the mode of an agent that has been taken over; see internal/hostile. Machine.Guest then hears
@@ -37,6 +39,9 @@ type Launcher struct {
 	machines []*Machine
 	saved    []*sleeper
 }
+
+// Room implements vmm.Launcher.
+func (l *Launcher) Room(context.Context) error { return l.Full }
 
 // Launch implements vmm.Launcher.
 func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (vmm.Machine, error) {
