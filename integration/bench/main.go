@@ -1,10 +1,12 @@
 // Command bench measures what a user waits for and what a machine costs. It prints Markdown with the conditions; absolute
 // times mean little on another host, ratios more. Its parts, of which an argument names one:
 //
-//	network   without machines, in network namespaces of its own: the datapath beside plain forwarding, a place in the
-//	          network, another policy
-//	machines  on a stack of its own: `ctr run` beside runc on the same containerd in the same run, exec, cold boot, memory
-//	          per idle machine, clones of disks
+//	network    without machines, in network namespaces of its own: the datapath beside plain forwarding, a place in the
+//	           network, another policy
+//	machines   on a stack of its own: `ctr run` beside runc on the same containerd in the same run, exec, cold boot, memory
+//	           per idle machine, clones of disks
+//	snapshots  on a stack of its own: saves by what was written, restores, clones, rollback, pause and resume, what idle
+//	           clones take, large guests; beside what the reference says of itself
 package main
 
 import (
@@ -27,23 +29,25 @@ import (
 func main() {
 	n := flag.Int("n", 20, "how often each thing is measured")
 	idle := flag.Int("idle", 5, "how many idle machines are measured")
+	clones := flag.Int("clones", 50, "how many idle clones are measured")
 	flag.Parse()
-	if err := run(flag.Arg(0), *n, *idle); err != nil {
+	if err := run(flag.Arg(0), *n, *idle, *clones); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(part string, n, idle int) error {
-	if part != "" && part != "network" && part != "machines" {
-		return fmt.Errorf("there is no part %q: it takes network or machines, or none for both", part)
+func run(part string, n, idle, clones int) error {
+	if !slices.Contains([]string{"", "network", "machines", "snapshots"}, part) {
+		return fmt.Errorf("there is no part %q: it takes network, machines or snapshots, or none for all", part)
 	}
 	root, err := stack.Repository()
 	if err != nil {
 		return err
 	}
 	conditions(n)
-	if part != "machines" {
+	wanted := func(name string) bool { return part == "" || part == name }
+	if wanted("network") {
 		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 		err := networks(ctx, root, n)
 		stop()
@@ -51,8 +55,15 @@ func run(part string, n, idle int) error {
 			return fmt.Errorf("network: %w", err)
 		}
 	}
-	if part != "network" {
-		return machines(root, n, idle)
+	if wanted("machines") {
+		if err := machines(root, n, idle); err != nil {
+			return fmt.Errorf("machines: %w", err)
+		}
+	}
+	if wanted("snapshots") {
+		if err := snapshots(root, n, clones); err != nil {
+			return fmt.Errorf("snapshots: %w", err)
+		}
 	}
 	return nil
 }

@@ -174,9 +174,11 @@ func (k *making) heed() {
 func (k *making) greet(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout(identifyLimit))
 	defer cancel()
+	began := time.Now()
 	if k.guest, err = guest.Connect(ctx, k.machine.Agent(), k.cfg.Timeout); err != nil {
 		return k.deathOf(err)
 	}
+	k.log.Debug("the agent answers", "took", time.Since(began))
 	var network *api.Network
 	if k.attached != nil {
 		network = k.attached.Guest
