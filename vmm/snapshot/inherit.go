@@ -22,8 +22,11 @@ type parentDisk struct {
 // disksOf opens them, as far as they are there. They aren't checked: damage that a child inherits is found in the child.
 func (s *Store) disksOf(id string) disks {
 	all := disks{}
+	if id == "" {
+		return all
+	}
 	dir, err := os.OpenRoot(filepath.Join(s.dir, id))
-	if id == "" || err != nil {
+	if err != nil {
 		return all
 	}
 	defer dir.Close()
