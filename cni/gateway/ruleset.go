@@ -37,13 +37,13 @@ func ruleset(n *config.Network, onlyOurs bool) []chain {
 		forward = append(forward, rules(drop()))
 	}
 	return []chain{
-		{name: "arrive", rules: []rule{
-			rules(ipv4(), state(expr.CtStateBitNEW), first(), moreThan(n.MaxFlows, connections), drop()),
-			rules(marked(m.Proxy, m.Mask), protocol(unix.IPPROTO_TCP), tproxy(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), n.ProxyPort)), accept()),
-		}},
 		{name: "to-resolver", rules: []rule{
 			rules(ipv4(), protocol(unix.IPPROTO_UDP), toPort(53), redirect(n.DNSPort)),
 			rules(ipv4(), protocol(unix.IPPROTO_TCP), toPort(53), redirect(n.DNSPort)),
+		}},
+		{name: "begin", rules: []rule{
+			rules(ipv4(), state(expr.CtStateBitNEW), first(), moreThan(n.MaxFlows, connections), drop()),
+			rules(marked(m.Resolver, m.Mask), jump("to-resolver")),
 		}},
 		{name: "to-host", rules: []rule{
 			rules(notIPv4(), drop()),
@@ -72,11 +72,12 @@ func ruleset(n *config.Network, onlyOurs bool) []chain {
 		}},
 		{
 			name: "prerouting", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: *nftables.ChainPriorityMangle,
-			rules: []rule{rules(from(dev), jump("arrive"))},
+			rules: []rule{rules(marked(m.Proxy, m.Mask), from(dev), protocol(unix.IPPROTO_TCP), tproxy(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), n.ProxyPort)), accept())},
 		},
 		{
+			// The kernel asks this chain about a connection's first packet only.
 			name: "redirect", kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPrerouting, priority: *nftables.ChainPriorityNATDest,
-			rules: []rule{rules(from(dev), marked(m.Resolver, m.Mask), jump("to-resolver"))},
+			rules: []rule{rules(from(dev), jump("begin"))},
 		},
 		{
 			name: "input", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, priority: *nftables.ChainPriorityFilter,
@@ -97,7 +98,7 @@ func ruleset(n *config.Network, onlyOurs bool) []chain {
 		{
 			// After the masquerade: what still has an address of the pool must not get out.
 			name: "leave", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting, priority: 300,
-			rules: []rule{rules(notTo(dev), notTo("lo"), ipv4(), within(ipSource, n.Pool), drop())},
+			rules: []rule{rules(notTo(dev), ipv4(), within(ipSource, n.Pool), notTo("lo"), drop())},
 		},
 	}
 }
