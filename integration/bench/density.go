@@ -10,12 +10,12 @@ import (
 // density measures what idle clones of one container take: of memory by three measures, and of the disk.
 func (b *bench) density(clones int) error {
 	parent := b.id("parent", 0)
-	if err := b.idle(parent, "256MiB"); err != nil {
+	if err := b.idle(parent, small); err != nil {
 		return err
 	}
 	fmt.Printf("\n### What idle clones take (1 vCPU, 256 MiB, one sleeping process; MiB each)\n\n" +
 		"Own: anonymous pages, which include what the guest has written of its memory. PSS: with its share of what others have, too. " +
-		"Host: by how much MemAvailable of the whole host went down, shims, containerd's and the kernel's part, and the one copy of the saved memory included.\n\n" +
+		"Host: by how much MemAvailable of the whole host went down, shims, containerd's and the kernel's part, and the one copy of the saved memory included. Disk: what the store's file system has less, the snapshot included that the clones keep.\n\n" +
 		"| clones | own | PSS | shim RSS | host | disk |\n| --- | --- | --- | --- | --- | --- |\n")
 	before, err := available()
 	if err != nil {
