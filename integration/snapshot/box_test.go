@@ -136,7 +136,13 @@ func (b *box) run(ctx context.Context, checkpoint string) *box {
 // counts has it count a line, which is to be that one in its memory and in its file.
 func (b *box) counts(want int) {
 	b.Helper()
-	_, err := io.WriteString(b.in, "line\n")
+	b.countsAt("line", want)
+}
+
+// countsAt is counts with a line of that text.
+func (b *box) countsAt(line string, want int) {
+	b.Helper()
+	_, err := io.WriteString(b.in, line+"\n")
 	must(b, err)
 	got := make(chan string, 1)
 	go func() {

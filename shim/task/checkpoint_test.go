@@ -358,6 +358,11 @@ func TestNoRestore(t *testing.T) {
 	for what, change := range map[string]func(*taskapi.CreateTaskRequest){
 		"no checkpoint":         func(r *taskapi.CreateTaskRequest) { r.Checkpoint = gone },
 		"a checkpoint of later": func(r *taskapi.CreateTaskRequest) { r.Checkpoint = write(dirs+"/1", `{"format":2}`) },
+		"an empty checkpoint":   func(r *taskapi.CreateTaskRequest) { r.Checkpoint = write(dirs+"/5", "") },
+		"half a checkpoint":     func(r *taskapi.CreateTaskRequest) { r.Checkpoint = write(dirs+"/6", string(b[:len(b)/2])) },
+		"a path for a snapshot": func(r *taskapi.CreateTaskRequest) {
+			r.Checkpoint = write(dirs+"/7", strings.Replace(string(b), `"box-`, `"../box-`, 1))
+		},
 		"a strange checkpoint": func(r *taskapi.CreateTaskRequest) {
 			r.Checkpoint = write(dirs+"/2", strings.Replace(string(b), "{", `{"x":1,`, 1))
 		},
