@@ -1,4 +1,4 @@
-// Package guestimage packs what a machine boots: Debian's kernel, an initramfs with the agent, crun and the modules that
+// Package guestimage packs what a machine boots: a kernel, an initramfs with the agent, crun and the modules that
 // booting takes, and an image of the modules that workloads may ask for. The same input gives the same bytes.
 package guestimage
 
@@ -22,7 +22,7 @@ const (
 type Input struct {
 	// Release is the kernel's release, as in "6.1.0-57-amd64".
 	Release string
-	// Kernel holds the unpacked kernel package, after depmod.
+	// Kernel holds the unpacked kernel package, or what is laid out like one, after depmod.
 	Kernel artefact.Sysroot
 	// Crun holds the unpacked packages of crun and its libraries.
 	Crun artefact.Sysroot

@@ -3,6 +3,7 @@ package guestimage
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -162,6 +163,32 @@ func TestInitramfs(t *testing.T) {
 	}
 	if slices.Contains(loaded, "af_packet") {
 		t.Error("a module that is built in is listed")
+	}
+}
+
+// TestBuiltIn packs a kernel that has built in all that booting takes.
+func TestBuiltIn(t *testing.T) {
+	in := packages(t)
+	var builtin strings.Builder
+	for _, m := range bootModules {
+		fmt.Fprintf(&builtin, "kernel/drivers/x/%s.ko\n", m)
+	}
+	write(t, filepath.Join(string(in.Kernel), "lib/modules", release, "modules.builtin"), builtin.String())
+	dir, err := Publish(t.TempDir(), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := readCPIO(t, filepath.Join(dir, Initramfs))
+	if list, ok := files["etc/cube/boot-modules"]; !ok || list.content != "" {
+		t.Errorf("the list of boot modules is %q (there: %v), want it empty", list.content, ok)
+	}
+	for at := range files {
+		if strings.HasSuffix(at, ".ko") {
+			t.Errorf("%s is in the initramfs", at)
+		}
+	}
+	if got := debugfs(t, filepath.Join(dir, Modules), "modules.builtin"); got != builtin.String() {
+		t.Errorf("modules.builtin is %q", got)
 	}
 }
 
