@@ -222,8 +222,7 @@ func TestParallel(t *testing.T) {
 	clone := strings.TrimSpace(all[len(all)-1].out.String())
 	t.Cleanup(func() { cube(t, "rm", "-f", clone) })
 	for _, id := range []string{one, other, clone} {
-		at := ticks(t, id)
-		s.Eventually(t, 20*time.Second, "ticks", func() bool { return ticks(t, id) > at })
+		goesOn(t, id)
 	}
 	if list, err := st.List(); err != nil || len(list) != 7 {
 		t.Errorf("%d snapshots, %v", len(list), err)
