@@ -3,6 +3,8 @@ package bpf
 import (
 	"errors"
 	"fmt"
+
+	"github.com/cilium/ebpf"
 )
 
 // Suspend has nothing pass to or from a sandbox until Resume. Its flows stay. When it returns no program has a packet of the
@@ -44,5 +46,29 @@ func (d *Datapath) Renew(id ID) error {
 	if err := d.put(id, &v); err != nil {
 		return err
 	}
-	return d.deleteFlows(id)
+	return errors.Join(d.deleteFlows(id), d.deleteFragments(v.HostIp))
+}
+
+// deleteFragments forgets the packets to an address of which the beginning was let through: their rest isn't any more.
+func (d *Datapath) deleteFragments(to uint32) error {
+	all := int(d.objs.Fragments.MaxEntries())
+	var cursor ebpf.MapBatchCursor
+	keys, since := make([]dpFragmentKey, all), make([]uint64, all)
+	n, err := d.objs.Fragments.BatchLookup(&cursor, keys, since, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // which says that these are all
+		return fmt.Errorf("read fragments: %w", err)
+	}
+	var errs []error
+	for _, key := range keys[:n] {
+		if key.HostIp != to {
+			continue
+		}
+		if err := d.objs.Fragments.Delete(&key); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("forget fragments: %w", err)
+	}
+	return nil
 }

@@ -215,7 +215,7 @@ func (d *Datapath) RemoveSandbox(id ID) (Counters, error) {
 	if err := d.closeSandbox(id, &value); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(d.deleteFlows(id), d.deleteRows(rows)); err != nil {
+	if err := errors.Join(d.deleteFlows(id), d.deleteFragments(value.HostIp), d.deleteRows(rows)); err != nil {
 		return nil, err
 	}
 	if value.Ifindex == 0 {
