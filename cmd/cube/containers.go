@@ -84,6 +84,8 @@ func containerStatus(k sandbox.Container) string {
 		return "not running"
 	case k.ExitStatus != nil:
 		return fmt.Sprintf("exited (%d) %s", *k.ExitStatus, ago(*k.ExitedAt))
+	case k.StoreFull:
+		return k.Status + ", waits: the store is full"
 	}
 	return k.Status
 }

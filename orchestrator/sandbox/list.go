@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/cubesandbox/cube/vmm/record"
 )
 
 // Container is one line of List.
@@ -24,7 +26,9 @@ type Container struct {
 	// Status is created, running, paused, pausing, stopped, or "" for a container without a task.
 	Status string `json:"status"`
 	// PID is the host pid of the container's machine, 0 without a task.
-	PID        uint32     `json:"pid,omitempty"`
+	PID uint32 `json:"pid,omitempty"`
+	// StoreFull: it stands still until the store has space.
+	StoreFull  bool       `json:"store_full,omitempty"`
 	ExitStatus *uint32    `json:"exit_status,omitempty"`
 	ExitedAt   *time.Time `json:"exited_at,omitempty"`
 }
@@ -44,9 +48,18 @@ func (c *Client) List(ctx context.Context, all bool) ([]Container, error) {
 	for _, t := range resp.Tasks {
 		byID[t.ID] = t
 	}
+	machines, err := record.Machines(c.cfg)
+	if err != nil {
+		return nil, err
+	}
+	full := map[uint32]bool{} // by pid
+	for _, m := range machines {
+		full[uint32(m.State.QEMU.PID)] = m.Full
+	}
 	out := []Container{} // an empty list is one, in JSON too
 	for _, r := range records {
 		k := describe(r, byID[r.ID])
+		k.StoreFull = full[k.PID] && k.ExitStatus == nil
 		if all || k.Status != "" && k.Status != "stopped" {
 			out = append(out, k)
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/internal/testguest"
+	"github.com/cubesandbox/cube/vmm/record"
 )
 
 func TestDisks(t *testing.T) {
@@ -255,6 +257,13 @@ func TestFullStore(t *testing.T) {
 		t.Fatalf("4 MiB went into 2: %v", err)
 	case <-time.After(2500 * time.Millisecond): // more than one attempt to go on
 	}
+	full := func() bool {
+		all, err := record.Machines(cfg)
+		return err == nil && slices.ContainsFunc(all, func(r record.Machine) bool { return r.State.QEMU.PID == m.PID() && r.Full })
+	}
+	if !full() {
+		t.Error("nobody is told that it waits")
+	}
 	if err := ballast.Truncate(0); err != nil {
 		t.Fatal(err)
 	}
@@ -264,5 +273,10 @@ func TestFullStore(t *testing.T) {
 	b := make([]byte, 4<<20)
 	if mustReadAt(t, f, b); !bytes.Equal(b, bytes.Repeat([]byte{0xa5}, 4<<20)) {
 		t.Error("something is lost")
+	}
+	for deadline := time.Now().Add(cfg.Timeout(10 * time.Second)); full(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it is still said to wait")
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/qmp"
+	"github.com/cubesandbox/cube/vmm/record"
 )
 
 const (
@@ -125,11 +126,9 @@ func (m *Machine) awaitSpace() {
 	if m.waiting.Swap(true) {
 		return
 	}
-	m.log.Warn("the store is full: the machine stands still until there is space")
+	m.tellFull(true)
 	go func() {
-		select {
-		case <-time.After(spaceRetry):
-		case <-m.done:
+		if !m.spaceDelay() {
 			return
 		}
 		m.waiting.Store(false)
@@ -147,10 +146,44 @@ func (m *Machine) awaitSpace() {
 		if err == nil && m.paused.Load() { // Pause came in between
 			err = m.do(ctx, "pause", "stop", nil)
 		}
-		if err != nil && !errors.Is(err, vmm.ErrGone) {
-			m.log.Warn("the machine can't go on", "err", err)
+		if err != nil {
+			if !errors.Is(err, vmm.ErrGone) {
+				m.log.Warn("the machine can't go on", "err", err)
+			}
+			return
+		}
+		// What it was stopped at is written first, so it would have been stopped again by then.
+		if m.spaceDelay() && !m.waiting.Load() {
+			m.tellFull(false)
 		}
 	}()
+}
+
+// spaceDelay waits for spaceRetry, and tells whether there is still a machine.
+func (m *Machine) spaceDelay() bool {
+	timer := time.NewTimer(spaceRetry)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-m.done:
+		return false
+	}
+}
+
+// tellFull tells people, when it changes, whether the machine waits for space.
+func (m *Machine) tellFull(full bool) {
+	if m.full.Swap(full) == full {
+		return
+	}
+	if full {
+		m.log.Warn("the store is full: the machine stands still until there is space (cube df, cube prune)")
+	} else {
+		m.log.Info("the store has space again: the machine goes on")
+	}
+	if err := record.MarkFull(m.dir, full); err != nil {
+		m.log.Warn("note that the store is full", "err", err)
+	}
 }
 
 // Waiting tells whether the machine stands still because the store is full.

@@ -31,6 +31,7 @@ import (
 type Machine struct {
 	driver   *Driver
 	log      *slog.Logger
+	dir      string // with its record
 	shape    vmm.Shape
 	group    *cgroup.Group
 	restored bool
@@ -51,6 +52,7 @@ type Machine struct {
 	changes *semaphore.Weighted // see change
 	paused  atomic.Bool         // by Pause; not by QEMU, for want of space
 	waiting atomic.Bool         // for space
+	full    atomic.Bool         // it is told that the machine waits
 	stopped atomic.Bool         // Stop was called
 
 	mu       sync.Mutex
@@ -73,6 +75,7 @@ func newMachine(d *Driver, s *Spec, group *cgroup.Group, proc *jail.Process, id 
 	m := &Machine{
 		driver:   d,
 		log:      d.log.With("machine", s.ID),
+		dir:      s.Dir,
 		shape:    s.Shape,
 		group:    group,
 		restored: s.State != nil,

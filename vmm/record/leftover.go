@@ -33,6 +33,8 @@ type Leftover struct {
 type Machine struct {
 	Dir   string
 	State State
+	// Full: it stands still because the store is full.
+	Full bool
 }
 
 // Machines lists the machines whose owners live. Those that hold nothing yet aren't among them.
@@ -44,7 +46,7 @@ func Machines(cfg *config.Config) ([]Machine, error) {
 	var all []Machine
 	for _, dir := range dirs {
 		if s, err := Read(dir); err == nil && s.Owner.Alive() {
-			all = append(all, Machine{Dir: dir, State: s})
+			all = append(all, Machine{Dir: dir, State: s, Full: isFull(dir)})
 		}
 	}
 	return all, nil
