@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/integration/stack"
 	"github.com/cubesandbox/cube/internal/space"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 )
@@ -71,7 +72,7 @@ func TestWatermark(t *testing.T) {
 	made.task = nil
 	_, err = client.SnapshotService("cube").Prepare(ctx, s.ID(t, "disk"), "")
 	refused("prepare", err)
-	for _, args := range [][]string{{"run", "--rm", "debian-bookworm", "true"}, {"clone", b.id}, {"snapshot", "create", b.id}} {
+	for _, args := range [][]string{{"run", "--rm", stack.Image, "true"}, {"clone", b.id}, {"snapshot", "create", b.id}} {
 		if r := s.Cube(args...); r.Err == nil || strings.Count(r.Stderr, "\n") != 1 {
 			t.Errorf("cube %s: %+v", strings.Join(args, " "), r)
 		}
