@@ -90,6 +90,9 @@ type Launcher interface {
 	// be the rest of a talk with somebody else, and whether the guest is alive shows when it answers. The first machine
 	// of a shape takes as long as a boot. On error nothing is left, r.Dir included.
 	Launch(ctx context.Context, r Request) (Machine, error)
+	// Restorable says what keeps the machine of a snapshot from being restored on this host: errdefs.ErrFailedPrecondition if
+	// it is for good.
+	Restorable(ctx context.Context, snapshot string) error
 	// Room is asked before anything is made in the store that isn't needed by what runs. Where the store is too full for
 	// that it first removes what can be made again; if that isn't enough it is errdefs.ErrResourceExhausted.
 	Room(ctx context.Context) error
@@ -120,9 +123,9 @@ type Machine interface {
 	Resume(ctx context.Context) error
 	// SetCPULimit changes the host CPU time the whole machine may use; see Request.CPULimit. Idempotent.
 	SetCPULimit(ctx context.Context, cpus float64) error
-	// Save writes the running machine, as it is at one moment, into a directory, and has it go on, whatever comes of it.
-	// Disks are neither plugged in nor removed meanwhile, nor is the machine paused: that waits. A paused machine isn't
-	// saved.
+	// Save writes the running machine, as it is at one moment, into a directory, and has it go on, whatever comes of it,
+	// unless the request is to leave it still. Disks are neither plugged in nor removed meanwhile, nor is the machine
+	// paused: that waits. A paused machine isn't saved.
 	Save(ctx context.Context, r SaveRequest) (*Saved, error)
 	// Waiting tells whether the machine stands still because the store is full; it goes on by itself when there is
 	// space. A guest that doesn't answer meanwhile isn't dead.

@@ -14,7 +14,8 @@ type Quiesce interface {
 	// that the agent hasn't answered in time: that delays the save, but doesn't keep it from being made.
 	Freeze(ctx context.Context) error
 	// Thaw lets the work go on. It is called after each Freeze, whatever that returned and whatever became of the save,
-	// when the machine runs again. An error isn't the save's: whoever implements this sees to it that the work goes on.
+	// when the machine runs again: after a save that leaves it still, never. An error isn't the save's: whoever implements
+	// this sees to it that the work goes on.
 	Thaw(ctx context.Context) error
 }
 
@@ -24,6 +25,9 @@ type SaveRequest struct {
 	// an image. They aren't synced. After an error what is there is of no use.
 	Dir     string
 	Quiesce Quiesce
+	// Still leaves the machine standing still, its work at rest, when it has been saved: it is to be stopped, unless
+	// Saved.GoOn lets it go on after all. After an error it goes on.
+	Still bool
 }
 
 // The files of a saved machine.
@@ -75,4 +79,6 @@ type Saved struct {
 	Memory    memory.Written
 	// Stopped is how long the guest stood still.
 	Stopped time.Duration
+	// GoOn lets a machine go on that was left still, and thaws it. It bounds itself. nil for one that goes on already.
+	GoOn func() error
 }

@@ -59,13 +59,20 @@ func LockDir(ctx context.Context, dir string, shared bool) (unlock func(), err e
 	}
 }
 
-// TryLockDir takes the exclusive lock on a directory itself, or returns ErrLocked at once.
+// TryLockDir takes the exclusive lock on a directory itself, or returns ErrLocked at once; fs.ErrNotExist if there is none.
 func TryLockDir(dir string) (unlock func(), err error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := acquire(f, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	err = acquire(f, unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		var same bool
+		if same, err = isAt(f, dir); err == nil && !same {
+			err = ErrLocked // another has taken its place just now
+		}
+	}
+	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return func() { _ = f.Close() }, nil

@@ -127,6 +127,206 @@ func (x *SaveResponse) GetFrozen() bool {
 	return false
 }
 
+type PauseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     string                 `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseRequest) Reset() {
+	*x = PauseRequest{}
+	mi := &file_shim_api_snapshot_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseRequest) ProtoMessage() {}
+
+func (x *PauseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_snapshot_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
+func (*PauseRequest) Descriptor() ([]byte, []int) {
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PauseRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+type PauseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseResponse) Reset() {
+	*x = PauseResponse{}
+	mi := &file_shim_api_snapshot_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseResponse) ProtoMessage() {}
+
+func (x *PauseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_snapshot_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
+func (*PauseResponse) Descriptor() ([]byte, []int) {
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{3}
+}
+
+type StatsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatsRequest) Reset() {
+	*x = StatsRequest{}
+	mi := &file_shim_api_snapshot_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatsRequest) ProtoMessage() {}
+
+func (x *StatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_snapshot_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
+func (*StatsRequest) Descriptor() ([]byte, []int) {
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{4}
+}
+
+type StatsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pid           uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`                                       // the machine's
+	Snapshot      string                 `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                              // that it was made from; "" for one that began fresh
+	Cold          string                 `protobuf:"bytes,3,opt,name=cold,proto3" json:"cold,omitempty"`                                      // why it began fresh although there was a snapshot, with the disks of that
+	PrivateBytes  uint64                 `protobuf:"varint,4,opt,name=private_bytes,json=privateBytes,proto3" json:"private_bytes,omitempty"` // of memory that no other process has
+	PssBytes      uint64                 `protobuf:"varint,5,opt,name=pss_bytes,json=pssBytes,proto3" json:"pss_bytes,omitempty"`             // of memory, with what is shared divided among those who share it
+	DiskBytes     uint64                 `protobuf:"varint,6,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`          // that its writable disks occupy, what they share with others included
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatsResponse) Reset() {
+	*x = StatsResponse{}
+	mi := &file_shim_api_snapshot_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatsResponse) ProtoMessage() {}
+
+func (x *StatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_snapshot_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
+func (*StatsResponse) Descriptor() ([]byte, []int) {
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StatsResponse) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *StatsResponse) GetCold() string {
+	if x != nil {
+		return x.Cold
+	}
+	return ""
+}
+
+func (x *StatsResponse) GetPrivateBytes() uint64 {
+	if x != nil {
+		return x.PrivateBytes
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetPssBytes() uint64 {
+	if x != nil {
+		return x.PssBytes
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetDiskBytes() uint64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
 type RollbackRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Snapshot      string                 `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
@@ -136,7 +336,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_shim_api_snapshot_proto_msgTypes[2]
+	mi := &file_shim_api_snapshot_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -148,7 +348,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_snapshot_proto_msgTypes[2]
+	mi := &file_shim_api_snapshot_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -161,7 +361,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{2}
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RollbackRequest) GetSnapshot() string {
@@ -180,7 +380,7 @@ type RollbackResponse struct {
 
 func (x *RollbackResponse) Reset() {
 	*x = RollbackResponse{}
-	mi := &file_shim_api_snapshot_proto_msgTypes[3]
+	mi := &file_shim_api_snapshot_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -192,7 +392,7 @@ func (x *RollbackResponse) String() string {
 func (*RollbackResponse) ProtoMessage() {}
 
 func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_snapshot_proto_msgTypes[3]
+	mi := &file_shim_api_snapshot_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -205,7 +405,7 @@ func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackResponse.ProtoReflect.Descriptor instead.
 func (*RollbackResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{3}
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RollbackResponse) GetPid() uint32 {
@@ -225,13 +425,27 @@ const file_shim_api_snapshot_proto_rawDesc = "" +
 	"\apurpose\x18\x02 \x01(\tR\apurpose\"B\n" +
 	"\fSaveResponse\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x16\n" +
-	"\x06frozen\x18\x02 \x01(\bR\x06frozen\"-\n" +
+	"\x06frozen\x18\x02 \x01(\bR\x06frozen\",\n" +
+	"\fPauseRequest\x12\x1c\n" +
+	"\tcontainer\x18\x01 \x01(\tR\tcontainer\"\x0f\n" +
+	"\rPauseResponse\"\x0e\n" +
+	"\fStatsRequest\"\xb2\x01\n" +
+	"\rStatsResponse\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x1a\n" +
+	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\x12\x12\n" +
+	"\x04cold\x18\x03 \x01(\tR\x04cold\x12#\n" +
+	"\rprivate_bytes\x18\x04 \x01(\x04R\fprivateBytes\x12\x1b\n" +
+	"\tpss_bytes\x18\x05 \x01(\x04R\bpssBytes\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\x06 \x01(\x04R\tdiskBytes\"-\n" +
 	"\x0fRollbackRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\"$\n" +
 	"\x10RollbackResponse\x12\x10\n" +
-	"\x03pid\x18\x01 \x01(\rR\x03pid2\x95\x01\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid2\x99\x02\n" +
 	"\tSnapshots\x12=\n" +
-	"\x04Save\x12\x19.cube.shim.v1.SaveRequest\x1a\x1a.cube.shim.v1.SaveResponse\x12I\n" +
+	"\x04Save\x12\x19.cube.shim.v1.SaveRequest\x1a\x1a.cube.shim.v1.SaveResponse\x12@\n" +
+	"\x05Pause\x12\x1a.cube.shim.v1.PauseRequest\x1a\x1b.cube.shim.v1.PauseResponse\x12@\n" +
+	"\x05Stats\x12\x1a.cube.shim.v1.StatsRequest\x1a\x1b.cube.shim.v1.StatsResponse\x12I\n" +
 	"\bRollback\x12\x1d.cube.shim.v1.RollbackRequest\x1a\x1e.cube.shim.v1.RollbackResponseB*Z(github.com/cubesandbox/cube/shim/api;apib\x06proto3"
 
 var (
@@ -246,20 +460,28 @@ func file_shim_api_snapshot_proto_rawDescGZIP() []byte {
 	return file_shim_api_snapshot_proto_rawDescData
 }
 
-var file_shim_api_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_shim_api_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_shim_api_snapshot_proto_goTypes = []any{
 	(*SaveRequest)(nil),      // 0: cube.shim.v1.SaveRequest
 	(*SaveResponse)(nil),     // 1: cube.shim.v1.SaveResponse
-	(*RollbackRequest)(nil),  // 2: cube.shim.v1.RollbackRequest
-	(*RollbackResponse)(nil), // 3: cube.shim.v1.RollbackResponse
+	(*PauseRequest)(nil),     // 2: cube.shim.v1.PauseRequest
+	(*PauseResponse)(nil),    // 3: cube.shim.v1.PauseResponse
+	(*StatsRequest)(nil),     // 4: cube.shim.v1.StatsRequest
+	(*StatsResponse)(nil),    // 5: cube.shim.v1.StatsResponse
+	(*RollbackRequest)(nil),  // 6: cube.shim.v1.RollbackRequest
+	(*RollbackResponse)(nil), // 7: cube.shim.v1.RollbackResponse
 }
 var file_shim_api_snapshot_proto_depIdxs = []int32{
 	0, // 0: cube.shim.v1.Snapshots.Save:input_type -> cube.shim.v1.SaveRequest
-	2, // 1: cube.shim.v1.Snapshots.Rollback:input_type -> cube.shim.v1.RollbackRequest
-	1, // 2: cube.shim.v1.Snapshots.Save:output_type -> cube.shim.v1.SaveResponse
-	3, // 3: cube.shim.v1.Snapshots.Rollback:output_type -> cube.shim.v1.RollbackResponse
-	2, // [2:4] is the sub-list for method output_type
-	0, // [0:2] is the sub-list for method input_type
+	2, // 1: cube.shim.v1.Snapshots.Pause:input_type -> cube.shim.v1.PauseRequest
+	4, // 2: cube.shim.v1.Snapshots.Stats:input_type -> cube.shim.v1.StatsRequest
+	6, // 3: cube.shim.v1.Snapshots.Rollback:input_type -> cube.shim.v1.RollbackRequest
+	1, // 4: cube.shim.v1.Snapshots.Save:output_type -> cube.shim.v1.SaveResponse
+	3, // 5: cube.shim.v1.Snapshots.Pause:output_type -> cube.shim.v1.PauseResponse
+	5, // 6: cube.shim.v1.Snapshots.Stats:output_type -> cube.shim.v1.StatsResponse
+	7, // 7: cube.shim.v1.Snapshots.Rollback:output_type -> cube.shim.v1.RollbackResponse
+	4, // [4:8] is the sub-list for method output_type
+	0, // [0:4] is the sub-list for method input_type
 	0, // [0:0] is the sub-list for extension type_name
 	0, // [0:0] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
@@ -276,7 +498,7 @@ func file_shim_api_snapshot_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_api_snapshot_proto_rawDesc), len(file_shim_api_snapshot_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

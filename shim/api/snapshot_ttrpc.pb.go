@@ -9,6 +9,8 @@ import (
 
 type SnapshotsService interface {
 	Save(context.Context, *SaveRequest) (*SaveResponse, error)
+	Pause(context.Context, *PauseRequest) (*PauseResponse, error)
+	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
 	Rollback(context.Context, *RollbackRequest) (*RollbackResponse, error)
 }
 
@@ -21,6 +23,20 @@ func RegisterSnapshotsService(srv *ttrpc.Server, svc SnapshotsService) {
 					return nil, err
 				}
 				return svc.Save(ctx, &req)
+			},
+			"Pause": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req PauseRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Pause(ctx, &req)
+			},
+			"Stats": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req StatsRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Stats(ctx, &req)
 			},
 			"Rollback": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req RollbackRequest
@@ -46,6 +62,22 @@ func NewSnapshotsClient(client *ttrpc.Client) SnapshotsService {
 func (c *snapshotsClient) Save(ctx context.Context, req *SaveRequest) (*SaveResponse, error) {
 	var resp SaveResponse
 	if err := c.client.Call(ctx, "cube.shim.v1.Snapshots", "Save", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *snapshotsClient) Pause(ctx context.Context, req *PauseRequest) (*PauseResponse, error) {
+	var resp PauseResponse
+	if err := c.client.Call(ctx, "cube.shim.v1.Snapshots", "Pause", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *snapshotsClient) Stats(ctx context.Context, req *StatsRequest) (*StatsResponse, error) {
+	var resp StatsResponse
+	if err := c.client.Call(ctx, "cube.shim.v1.Snapshots", "Stats", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

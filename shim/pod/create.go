@@ -48,7 +48,10 @@ type creation struct {
 	specSum string
 	from    *origin          // nil for a fresh container, as is saved
 	saved   *saved.Container // what it goes on as
-	undo    undo.Stack
+	// cold is why it begins anew with the disk of a snapshot, coldFrom; "" if it doesn't.
+	cold     string
+	coldFrom *origin
+	undo     undo.Stack
 
 	claim  *claim
 	making *making // the machine's; nil for all but the first container
@@ -76,6 +79,9 @@ func (p *Pod) Create(ctx context.Context, r CreateRequest) (pid int, err error) 
 
 	n := &creation{Pod: p, CreateRequest: r, log: p.env.Log.With("id", r.ID), records: record.Bundle(r.Bundle), began: time.Now()}
 	if err := n.prepare(); err != nil {
+		return 0, err
+	}
+	if err := n.orCold(ctx); err != nil {
 		return 0, err
 	}
 	if err := n.room(ctx); err != nil {
@@ -138,7 +144,7 @@ func (n *creation) prepare() (err error) {
 // room refuses what would fill the store. A paused container can go on: it takes no more than it has, and may be what frees
 // some of it.
 func (n *creation) room(ctx context.Context) error {
-	if n.from != nil && n.from.pod.Purpose == saved.ForPause {
+	if n.cold != "" || n.from != nil && n.from.pod.Purpose == saved.ForPause {
 		return nil
 	}
 	if err := n.env.Launcher(n.cfg).Room(ctx); err != nil {
@@ -154,7 +160,7 @@ func (n *creation) claimed(ctx context.Context) (c *container, err error) {
 		return nil, err
 	}
 	n.claim = claim
-	if !leads && n.from != nil {
+	if !leads && (n.from != nil || n.cold != "") {
 		claim.end()
 		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("restore container %s: its pod has a virtual machine already", n.ID))
 	}
@@ -170,6 +176,10 @@ func (n *creation) claimed(ctx context.Context) (c *container, err error) {
 	}
 	if n.from != nil {
 		n.making.goOn(n.from)
+	}
+	if n.cold != "" {
+		n.making.cold = n.cold
+		n.making.ownDisks()
 	}
 	if c, err = n.run(ctx); err != nil {
 		n.hasNot(claim.machine, err)

@@ -70,6 +70,11 @@ func (n *creation) openRoot(ctx context.Context) (err error) {
 		n.root, n.disks = &rootfs.Root{}, n.saved.Disks
 		return nil
 	}
+	if n.cold != "" {
+		if err := n.coldRoot(ctx); err != nil {
+			return err
+		}
+	}
 	n.root, err = rootfs.Open(ctx, rootfs.Source{
 		Owner:      n.ID,
 		Plugged:    n.making == nil,

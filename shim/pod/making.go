@@ -34,6 +34,7 @@ type making struct {
 	request  vmm.Request // what the machine is to be
 	network  spec.Network
 	from     *origin // nil for a machine in which nothing has run yet
+	cold     string  // why that is so although there was a snapshot; "" if there was none
 
 	undo     undo.Stack
 	state    record.PodState
@@ -81,11 +82,11 @@ func (k *making) claim() error {
 	if err := os.MkdirAll(k.request.Dir, 0o700); err != nil {
 		return fmt.Errorf("make the machine's directory: %w", err)
 	}
-	if k.from == nil {
+	if k.state.DiskDir == "" {
 		return nil
 	}
 	k.undo.Push(k.state.RemoveDisks)
-	if err := os.MkdirAll(k.request.DiskDir, 0o700); err != nil {
+	if err := os.MkdirAll(k.state.DiskDir, 0o700); err != nil {
 		return fmt.Errorf("make the directory of the machine's disks: %w", err)
 	}
 	return nil

@@ -101,14 +101,21 @@ func (k *making) store() *snapshot.Store { return k.env.Snapshots(k.cfg) }
 func (k *making) goOn(from *origin) {
 	k.from = from
 	k.request.Snapshot, k.request.Shape = from.info.ID, vmm.Shape{}
-	k.request.DiskDir = filepath.Join(k.cfg.DiskDir(), filepath.Base(k.request.Dir))
-	k.state.DiskDir = k.request.DiskDir
+	k.ownDisks()
+	k.request.DiskDir = k.state.DiskDir
+}
+
+// ownDisks gives the machine a directory for disks that end with it.
+func (k *making) ownDisks() {
+	k.state.DiskDir = filepath.Join(k.cfg.DiskDir(), filepath.Base(k.request.Dir))
 }
 
 // adopt takes over the container that is in the machine already. It stands still until it is started.
 func (n *creation) adopt(ctx context.Context, c *container, names *api.Stdio) error {
 	n.expect(c)
-	_, err := n.vm.guest.AttachProcess(ctx, &api.AttachProcessRequest{Id: c.guestID, Stdio: names})
+	// A container that has ended with the save goes on itself; all others are its clones.
+	goesOn := n.from.pod.Last && n.saved.ID == n.ID
+	_, err := n.vm.guest.AttachProcess(ctx, &api.AttachProcessRequest{Id: c.guestID, Stdio: names, GoesOn: goesOn})
 	if err != nil {
 		return fmt.Errorf("attach the container's stdio: %w", err)
 	}

@@ -12,10 +12,6 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	eventsapi "github.com/containerd/containerd/api/events"
-
-	"golang.org/x/sys/unix"
-
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/shim/saved"
 	"github.com/cubesandbox/cube/vmm/snapshot"
@@ -29,7 +25,13 @@ import (
 // that is made from the snapshot they run on, what they write is lost and nothing comes for them to read.
 //
 // It comes before or after what else changes the pod. Whoever can't wait for it has it called off.
-func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (_ *snapshot.Info, err error) {
+func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (*snapshot.Info, error) {
+	return p.save(ctx, name, purpose, nil)
+}
+
+// save is Save. With settle the machine ends with the moment that is saved, when settle, which is called once the snapshot
+// is there, has succeeded.
+func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, settle func(*snapshot.Info) error) (info *snapshot.Info, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(p.ctx, func() { cancel(errShuttingDown) })()
@@ -42,7 +44,7 @@ func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (_ *
 	if err != nil {
 		return nil, err
 	}
-	q := &quiesce{pod: p, purpose: purpose, giveUp: cancel}
+	q := &quiesce{pod: p, purpose: purpose, last: settle != nil, giveUp: cancel}
 	if q.changed, err = p.unchanged(ctx, v.timeout); err != nil {
 		return nil, err
 	}
@@ -59,11 +61,15 @@ func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (_ *
 	if err := p.env.Launcher(q.vm.made.cfg).Room(ctx); err != nil {
 		return nil, err
 	}
-	info, err := q.vm.made.store().Save(ctx, name, q.vm.machine, q, q.note)
-	if err != nil {
+	if !q.last {
+		info, err = q.vm.made.store().Save(ctx, name, q.vm.machine, q, q.note)
+		return info, q.vm.explain(err)
+	}
+	if info, err = q.vm.made.store().SaveLast(ctx, name, q.vm.machine, q, q.note, settle); err != nil {
 		return nil, q.vm.explain(err)
 	}
-	return info, nil
+	defer q.over()
+	return info, q.vm.discard()
 }
 
 // errNotAtRest is why a snapshot isn't one to make other containers of.
@@ -101,6 +107,7 @@ type quiesce struct {
 	pod     *Pod
 	vm      *vm
 	purpose saved.Purpose
+	last    bool                    // the machine ends with the save
 	giveUp  context.CancelCauseFunc // calls the save off
 	changed func()                  // lets changes happen again; nil once they may, or somebody else sees to it
 	over    func()                  // ends the stillness
@@ -121,6 +128,9 @@ func (q *quiesce) Freeze(ctx context.Context) error {
 	q.over = q.pod.standStill(q.vm, q.giveUp)
 	err := q.vm.guest.Freeze(ctx)
 	q.is, q.err = q.pod.capture(q.vm) // also of a guest that is saved as it is
+	if q.err == nil && err != nil && q.last {
+		q.err = errNotAtRest
+	}
 	if err == nil {
 		err = q.err
 	}
@@ -149,7 +159,7 @@ func (q *quiesce) note() (json.RawMessage, error) {
 	if q.err != nil {
 		return nil, q.err
 	}
-	q.is.Purpose = q.purpose
+	q.is.Purpose, q.is.Last = q.purpose, q.last
 	return q.is.Encode()
 }
 
@@ -222,42 +232,4 @@ func (p *process) capture() saved.Process {
 		Stdout:   p.stdio.Stdout != "",
 		Stderr:   p.stdio.Stderr != "" && !p.stdio.Terminal,
 	}
-}
-
-// Checkpoint makes a snapshot of a container that is alone in its machine, and a checkpoint in the directory that names it:
-// Create makes other containers of it. With exit the container ends then.
-func (p *Pod) Checkpoint(ctx context.Context, id, dir string, exit bool) error {
-	c, err := p.get(id)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	state := c.init.state
-	c.mu.Unlock()
-	if err := state.check(opSave, c.init.name()); err != nil {
-		return err
-	}
-	if !c.alone || !c.claim.alone() {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has its virtual machine together with others of its pod: only the pod as a whole can be saved", id))
-	}
-	info, err := p.Save(ctx, snapshotName(id), "")
-	if err != nil {
-		return err
-	}
-	if info.Frozen {
-		err = saved.Checkpoint{Snapshot: info.ID, Container: id}.Write(dir)
-	} else {
-		err = errNotAtRest
-	}
-	if err != nil {
-		if _, also := c.vm().made.store().Delete(info.ID); also != nil {
-			c.log.Error("delete the snapshot of a failed checkpoint", "snapshot", info.ID, "error", also)
-		}
-		return err
-	}
-	c.events.Send(&eventsapi.TaskCheckpointed{ContainerID: id, Checkpoint: dir})
-	if exit {
-		return p.Kill(ctx, id, "", uint32(unix.SIGKILL), true)
-	}
-	return nil
 }

@@ -66,6 +66,23 @@ func (c *Client) Save(ctx context.Context, name string, purpose saved.Purpose) (
 	return r.Snapshot, nil
 }
 
+// Pause saves a container to disk and ends it; see pod.PauseToDisk.
+func (c *Client) Pause(ctx context.Context, id string) error {
+	if _, err := c.api.Pause(ctx, &api.PauseRequest{Container: id}); err != nil {
+		return errgrpc.ToNative(err)
+	}
+	return nil
+}
+
+// Stats tells what the pod's machine is of, and what it takes.
+func (c *Client) Stats(ctx context.Context) (*api.StatsResponse, error) {
+	r, err := c.api.Stats(ctx, &api.StatsRequest{})
+	if err != nil {
+		return nil, errgrpc.ToNative(err)
+	}
+	return r, nil
+}
+
 // Rollback puts the pod back to a snapshot of it, and returns the pid that its tasks have then.
 func (c *Client) Rollback(ctx context.Context, name string) (pid int, err error) {
 	r, err := c.api.Rollback(ctx, &api.RollbackRequest{Snapshot: name})

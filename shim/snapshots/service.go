@@ -50,6 +50,28 @@ func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveRespon
 	return &api.SaveResponse{Snapshot: info.ID, Frozen: info.Frozen}, nil
 }
 
+// Pause implements the API.
+func (s *Service) Pause(ctx context.Context, r *api.PauseRequest) (*api.PauseResponse, error) {
+	began := time.Now()
+	if err := s.pod.PauseToDisk(ctx, r.Container); err != nil {
+		s.log.Error("pause to disk", "id", r.Container, "error", err)
+		return nil, answer.Error(err)
+	}
+	s.log.Debug("pause to disk", "id", r.Container, "took", time.Since(began))
+	return &api.PauseResponse{}, nil
+}
+
+// Stats implements the API.
+func (s *Service) Stats(context.Context, *api.StatsRequest) (*api.StatsResponse, error) {
+	st, err := s.pod.Usage()
+	if err != nil {
+		return nil, answer.Error(err)
+	}
+	return &api.StatsResponse{
+		Pid: uint32(st.PID), Snapshot: st.Snapshot, Cold: st.Cold, PrivateBytes: st.Private, PssBytes: st.PSS, DiskBytes: st.Disk,
+	}, nil
+}
+
 // Rollback implements the API.
 func (s *Service) Rollback(ctx context.Context, r *api.RollbackRequest) (*api.RollbackResponse, error) {
 	began := time.Now()

@@ -20,6 +20,29 @@ import (
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
+// Restorable implements vmm.Launcher.
+func (l *Launcher) Restorable(ctx context.Context, id string) (err error) {
+	s, err := l.saved.Open(id, "restorable")
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	art := l.artefactsOf(s.Platform)
+	release, err := useSaved(ctx, art, s.Platform)
+	if err != nil {
+		return err
+	}
+	return errors.Join(l.compatible(ctx, art, s), release())
+}
+
+// artefactsOf are those that a saved machine needs.
+func (l *Launcher) artefactsOf(p vmm.Platform) artefacts {
+	return artefacts{
+		qemu:  filepath.Join(filepath.Dir(l.cfg.QEMUDir()), p.QEMU),
+		guest: filepath.Join(filepath.Dir(l.cfg.GuestDir()), p.Guest),
+	}
+}
+
 // restore makes a machine of a snapshot of another.
 func (l *Launcher) restore(ctx context.Context, r vmm.Request) (_ vmm.Machine, err error) {
 	s, err := l.saved.Open(r.Snapshot, r.ID)
@@ -34,10 +57,7 @@ func (l *Launcher) restore(ctx context.Context, r vmm.Request) (_ vmm.Machine, e
 			err = fmt.Errorf("restore snapshot %s: %w", r.Snapshot, err)
 		}
 	}()
-	art := artefacts{
-		qemu:  filepath.Join(filepath.Dir(l.cfg.QEMUDir()), s.Platform.QEMU),
-		guest: filepath.Join(filepath.Dir(l.cfg.GuestDir()), s.Platform.Guest),
-	}
+	art := l.artefactsOf(s.Platform)
 	release, err := useSaved(ctx, art, s.Platform)
 	if err != nil {
 		return nil, err

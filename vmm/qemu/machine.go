@@ -51,6 +51,7 @@ type Machine struct {
 
 	changes *semaphore.Weighted // see change
 	paused  atomic.Bool         // by Pause; not by QEMU, for want of space
+	still   atomic.Bool         // a save has left it so
 	waiting atomic.Bool         // for space
 	full    atomic.Bool         // it is told that the machine waits
 	stopped atomic.Bool         // Stop was called

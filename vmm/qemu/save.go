@@ -77,9 +77,15 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 	for _, d := range s.disks {
 		saved.Disks = append(saved.Disks, d.SavedDisk)
 	}
-	defer func() {
+	goOn := func() error {
+		err := m.goOn()
 		m.thaw(r.Quiesce)
-		err = unlessGone(err, m.discard(s.stateSet))
+		return unlessGone(err, m.discard(s.stateSet))
+	}
+	defer func() {
+		if err != nil || !r.Still {
+			err = unlessGone(err, goOn())
+		}
 	}()
 	if saved.Frozen, err = m.freeze(ctx, r.Quiesce); err != nil {
 		return nil, err
@@ -93,11 +99,27 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 		}
 	}
 	killpoint("frozen", m)
-	if saved.Memory, saved.Stopped, err = m.capture(ctx, s); err != nil {
+	if saved.Memory, saved.Stopped, err = m.capture(ctx, s, r.Still); err != nil {
 		return nil, err
 	}
 	killpoint("captured", m)
+	if r.Still {
+		saved.GoOn = goOn
+	}
 	return saved, writeState(filepath.Join(r.Dir, vmm.StateFile), s.state)
+}
+
+// goOn has the guest go on if a save has left it still. Otherwise it goes on already.
+func (m *Machine) goOn() error {
+	if !m.still.Swap(false) {
+		return nil
+	}
+	m.paused.Store(false)
+	return m.cont()
+}
+
+func (m *Machine) cont() error {
+	return m.doWithin(context.Background(), commandTimeout, "have the guest go on", "cont", nil)
 }
 
 // prepare makes all files in dir, and in them what the guest can't change any more.
@@ -215,12 +237,16 @@ func (m *Machine) discard(set int) error {
 	return m.doWithin(context.Background(), commandTimeout, "take back the state's file", "remove-fd", map[string]any{"fdset-id": set})
 }
 
-// capture has the guest stand still and copies what it could change.
-func (m *Machine) capture(ctx context.Context, s *saving) (w memory.Written, stopped time.Duration, err error) {
+// capture has the guest stand still and copies what it could change. With still it is left so, unless there is an error.
+func (m *Machine) capture(ctx context.Context, s *saving, still bool) (w memory.Written, stopped time.Duration, err error) {
 	began := time.Now()
 	defer func() {
-		// Whatever has happened, and even if the answer to the stop is still to come.
-		err = unlessGone(err, m.doWithin(context.Background(), commandTimeout, "have the guest go on", "cont", nil))
+		if still && err == nil {
+			m.paused.Store(true)
+			m.still.Store(true)
+		} else { // and even if the answer to the stop is still to come
+			err = unlessGone(err, m.cont())
+		}
 		stopped = time.Since(began)
 	}()
 	if err := m.doWithin(ctx, stopTimeout, "have the guest stand still", "stop", nil); err != nil {

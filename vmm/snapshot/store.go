@@ -57,7 +57,18 @@ type Note func() (json.RawMessage, error)
 
 // Save makes a snapshot of a running machine, which goes on. The snapshot is there, for good, when Save returns without an
 // error; otherwise nothing of it is. note may be nil.
-func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, note Note) (_ *Info, err error) {
+func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, note Note) (*Info, error) {
+	return s.save(ctx, id, m, vmm.SaveRequest{Quiesce: q}, note, nil)
+}
+
+// SaveLast is Save for a machine whose life ends with it: nothing happens in it after the moment that is saved. settle is
+// called when the snapshot is there. If that fails, or anything before, the machine goes on and there is no snapshot;
+// otherwise it stands still, and is only to be stopped.
+func (s *Store) SaveLast(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, note Note, settle func(*Info) error) (*Info, error) {
+	return s.save(ctx, id, m, vmm.SaveRequest{Quiesce: q, Still: true}, note, settle)
+}
+
+func (s *Store) save(ctx context.Context, id string, m vmm.Machine, r vmm.SaveRequest, note Note, settle func(*Info) error) (_ *Info, err error) {
 	if err := ValidID(id); err != nil {
 		return nil, err
 	}
@@ -80,9 +91,13 @@ func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesc
 	defer u.Run(&err)
 	u.Push(func() error { return os.RemoveAll(tmp) })
 
-	saved, err := m.Save(ctx, vmm.SaveRequest{Dir: tmp, Quiesce: q})
+	r.Dir = tmp
+	saved, err := m.Save(ctx, r)
 	if err != nil {
 		return nil, err
+	}
+	if r.Still {
+		u.Push(saved.GoOn)
 	}
 	killpoint("saved")
 	info := &Info{Format: formatVersion, ID: id, Created: time.Now().UTC(), Parent: saved.Parent,
@@ -110,7 +125,11 @@ func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesc
 		return nil, err
 	}
 	killpoint("published")
-	if err := syncDir(s.dir); err != nil {
+	err = syncDir(s.dir)
+	if err == nil && settle != nil {
+		err = settle(info)
+	}
+	if err != nil {
 		return nil, errors.Join(err, s.discard(id))
 	}
 	s.setChecked(id, known)

@@ -23,6 +23,8 @@ type Launcher struct {
 	Fail error
 	// Full, if set, is what Room returns.
 	Full error
+	// Unfit, if set, is what Restorable returns.
+	Unfit error
 	// Before, if set, is called before a machine is made.
 	Before func(ctx context.Context)
 	// Hostile, if set, is the mode of an agent that has been taken over; see internal/hostile. Machine.Guest then hears
@@ -42,6 +44,9 @@ type Launcher struct {
 
 // Room implements vmm.Launcher.
 func (l *Launcher) Room(context.Context) error { return l.Full }
+
+// Restorable implements vmm.Launcher.
+func (l *Launcher) Restorable(context.Context, string) error { return l.Unfit }
 
 // Launch implements vmm.Launcher.
 func (l *Launcher) Launch(ctx context.Context, r vmm.Request) (vmm.Machine, error) {

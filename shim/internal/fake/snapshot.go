@@ -39,10 +39,16 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 	if m.Paused() {
 		return nil, errors.New("it is paused: resume it first")
 	}
-	defer func() {
+	goOn := func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), freezeLimit)
 		defer cancel()
 		_ = r.Quiesce.Thaw(ctx) // no error of the save
+		return nil
+	}
+	defer func() {
+		if err != nil || !r.Still {
+			err = errors.Join(err, goOn())
+		}
 	}()
 	limited, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
@@ -72,13 +78,17 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 		os.WriteFile(filepath.Join(r.Dir, vmm.StateFile), []byte(strconv.Itoa(n)), 0o600),
 		os.WriteFile(memory, nil, 0o600),
 		os.Truncate(memory, int64(m.Shape().MemoryMiB)<<20))
-	return &vmm.Saved{
+	saved := &vmm.Saved{
 		Platform: vmm.Platform{QEMU: "fake", Guest: "fake"},
 		Shape:    m.Shape(),
 		Parent:   m.Snapshot,
 		Disks:    []vmm.SavedDisk{{Serial: vmm.RootSerial, Placeholder: true}}, // what is on it is nobody's business here
 		Frozen:   frozen,
-	}, err
+	}
+	if r.Still {
+		saved.GoOn = goOn
+	}
+	return saved, err
 }
 
 func (m *Machine) sleeper(frozen bool) *sleeper {

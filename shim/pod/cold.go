@@ -1,0 +1,84 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/internal/guestmark"
+	"github.com/cubesandbox/cube/internal/reflink"
+	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/shim/saved"
+	"github.com/cubesandbox/cube/vmm"
+	"github.com/cubesandbox/cube/vmm/snapshot"
+)
+
+// orCold decides whether the container goes on from its snapshot. One that is paused, and whose machine can't be restored on
+// this host any more, comes back from its disk: what it had in memory is lost, which is better than all of it.
+func (n *creation) orCold(ctx context.Context) error {
+	if n.from == nil {
+		return nil
+	}
+	err := n.env.Launcher(n.cfg).Restorable(ctx, n.from.info.ID)
+	if err != nil && errdefs.IsFailedPrecondition(err) && n.from.pod.Purpose == saved.ForPause {
+		n.log.Warn("the container begins anew with the disk it had: its machine can't be restored", "snapshot", n.from.info.ID, "error", err)
+		n.cold, n.coldFrom = err.Error(), n.from
+		n.from, n.saved = nil, nil
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("restore container %s: %w", n.ID, err)
+	}
+	return nil
+}
+
+// coldRoot has the root be a copy of the disk that was saved, in the directory of the machine's disks.
+func (n *creation) coldRoot(ctx context.Context) (err error) {
+	refuse := func(why string) error {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s can't come back from its disk: %s", n.ID, why))
+	}
+	if len(n.Rootfs) != 1 {
+		return refuse("its root is not one image")
+	}
+	s, err := n.making.store().Open(n.coldFrom.info.ID, n.ID)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	image := s.Images[vmm.RootSerial]
+	if image == nil || !writable(s, vmm.RootSerial) {
+		return refuse("its snapshot has no writable root")
+	}
+	path := filepath.Join(n.making.state.DiskDir, vmm.DiskFile(vmm.RootSerial))
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("make the disk of container %s: %w", n.ID, err)
+	}
+	var u undo.Stack
+	defer u.Run(&err)
+	u.Push(func() error { return os.Remove(path) })
+	err = guestmark.Set(f)
+	if err == nil {
+		_, err = reflink.Clone(ctx, f, image)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("make the disk of container %s: %w", n.ID, err)
+	}
+	m := n.Rootfs[0]
+	n.Rootfs = []*types.Mount{{Type: m.Type, Source: path, Target: m.Target, Options: m.Options}}
+	return nil
+}
+
+func writable(s *snapshot.Snapshot, serial string) bool {
+	for _, d := range s.Disks {
+		if d.Serial == serial {
+			return !d.ReadOnly
+		}
+	}
+	return false
+}

@@ -1,0 +1,85 @@
+package pod
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Usage is what a pod's machine is of, and what it takes of the host.
+type Usage struct {
+	PID      int
+	Snapshot string // that it was made from; "" for one that began fresh
+	Cold     string // why it began fresh although there was a snapshot, with the disk of that
+	// Private is the memory that no other process has, PSS all of it with what is shared divided among those who share it, and
+	// Disk what the disks of its own occupy, what they share with others included. In bytes.
+	Private, PSS, Disk uint64
+}
+
+// Usage tells it.
+func (p *Pod) Usage() (Usage, error) {
+	v, err := p.live()
+	if err != nil {
+		return Usage{}, err
+	}
+	u := Usage{PID: v.PID(), Cold: v.made.cold}
+	if v.made.from != nil {
+		u.Snapshot = v.made.from.info.ID
+	}
+	if u.Private, u.PSS, err = memoryOf(u.PID); err != nil {
+		return u, v.explain(fmt.Errorf("measure the virtual machine's memory: %w", err))
+	}
+	if u.Disk, err = occupied(v.made.state.DiskDir); err != nil {
+		return u, fmt.Errorf("measure the virtual machine's disks: %w", err)
+	}
+	return u, nil
+}
+
+// memoryOf reads smaps_rollup (proc_pid_smaps(5)).
+func memoryOf(pid int) (private, pss uint64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(line, ":")
+		kib, ok := strings.CutSuffix(strings.TrimSpace(value), " kB")
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseUint(strings.TrimSpace(kib), 10, 64)
+		if err != nil {
+			return 0, 0, err
+		}
+		switch name {
+		case "Private_Clean", "Private_Dirty":
+			private += n << 10
+		case "Pss":
+			pss = n << 10
+		}
+	}
+	return private, pss, nil
+}
+
+// occupied is what the files in a directory occupy; "" has none.
+func occupied(dir string) (bytes uint64, err error) {
+	if dir == "" {
+		return 0, nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range entries {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, e.Name()), &st); err != nil {
+			return 0, err
+		}
+		bytes += uint64(st.Blocks) * 512
+	}
+	return bytes, nil
+}
