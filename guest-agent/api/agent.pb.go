@@ -607,9 +607,12 @@ type CreateContainerRequest struct {
 	PrivilegedDevices bool                   `protobuf:"varint,5,opt,name=privileged_devices,json=privilegedDevices,proto3" json:"privileged_devices,omitempty"` // the container may use all of the guest's devices
 	// What the spec's mounts of the types cube-file and cube-share refer to: their source is the index, decimal. A mount
 	// of type cube-shm is the /dev/shm that the containers of a pod have in common; the first one's option size= counts.
-	Files         []*File      `protobuf:"bytes,6,rep,name=files,proto3" json:"files,omitempty"`
-	Shares        []*Share     `protobuf:"bytes,7,rep,name=shares,proto3" json:"shares,omitempty"`
-	Namespaces    []*Namespace `protobuf:"bytes,8,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	Files      []*File      `protobuf:"bytes,6,rep,name=files,proto3" json:"files,omitempty"`
+	Shares     []*Share     `protobuf:"bytes,7,rep,name=shares,proto3" json:"shares,omitempty"`
+	Namespaces []*Namespace `protobuf:"bytes,8,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// What goes into the root's /etc/machine-id and /var/lib/dbus/machine-id, where there are such files and they hold an id
+	// or nothing: 32 lower-case hexadecimal digits. "" leaves them.
+	MachineId     string `protobuf:"bytes,9,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -698,6 +701,13 @@ func (x *CreateContainerRequest) GetNamespaces() []*Namespace {
 		return x.Namespaces
 	}
 	return nil
+}
+
+func (x *CreateContainerRequest) GetMachineId() string {
+	if x != nil {
+		return x.MachineId
+	}
+	return ""
 }
 
 // File is a small file that the agent writes, and that the container then has as a mount of its own.
@@ -1174,6 +1184,66 @@ func (x *AttachProcessRequest) GetGoesOn() bool {
 	return false
 }
 
+type IdentifyContainerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Hostname      string                 `protobuf:"bytes,2,opt,name=hostname,proto3" json:"hostname,omitempty"`                    // of the UTS namespace that its first process is in; "" leaves it
+	MachineId     string                 `protobuf:"bytes,3,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"` // as CreateContainerRequest's
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IdentifyContainerRequest) Reset() {
+	*x = IdentifyContainerRequest{}
+	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IdentifyContainerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IdentifyContainerRequest) ProtoMessage() {}
+
+func (x *IdentifyContainerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IdentifyContainerRequest.ProtoReflect.Descriptor instead.
+func (*IdentifyContainerRequest) Descriptor() ([]byte, []int) {
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *IdentifyContainerRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *IdentifyContainerRequest) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *IdentifyContainerRequest) GetMachineId() string {
+	if x != nil {
+		return x.MachineId
+	}
+	return ""
+}
+
 type ProcessResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pid           uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"` // in the guest; for logs only
@@ -1183,7 +1253,7 @@ type ProcessResponse struct {
 
 func (x *ProcessResponse) Reset() {
 	*x = ProcessResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1265,7 @@ func (x *ProcessResponse) String() string {
 func (*ProcessResponse) ProtoMessage() {}
 
 func (x *ProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[18]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1278,7 @@ func (x *ProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessResponse.ProtoReflect.Descriptor instead.
 func (*ProcessResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{18}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ProcessResponse) GetPid() uint32 {
@@ -1227,7 +1297,7 @@ type ContainerRequest struct {
 
 func (x *ContainerRequest) Reset() {
 	*x = ContainerRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1309,7 @@ func (x *ContainerRequest) String() string {
 func (*ContainerRequest) ProtoMessage() {}
 
 func (x *ContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[19]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1322,7 @@ func (x *ContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerRequest.ProtoReflect.Descriptor instead.
 func (*ContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{19}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ContainerRequest) GetId() string {
@@ -1274,7 +1344,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1356,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[20]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1369,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{20}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -1342,7 +1412,7 @@ type ResizePtyRequest struct {
 
 func (x *ResizePtyRequest) Reset() {
 	*x = ResizePtyRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1354,7 +1424,7 @@ func (x *ResizePtyRequest) String() string {
 func (*ResizePtyRequest) ProtoMessage() {}
 
 func (x *ResizePtyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[21]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1367,7 +1437,7 @@ func (x *ResizePtyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizePtyRequest.ProtoReflect.Descriptor instead.
 func (*ResizePtyRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{21}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ResizePtyRequest) GetId() string {
@@ -1407,7 +1477,7 @@ type ListPidsResponse struct {
 
 func (x *ListPidsResponse) Reset() {
 	*x = ListPidsResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1489,7 @@ func (x *ListPidsResponse) String() string {
 func (*ListPidsResponse) ProtoMessage() {}
 
 func (x *ListPidsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[22]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1502,7 @@ func (x *ListPidsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPidsResponse.ProtoReflect.Descriptor instead.
 func (*ListPidsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{22}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListPidsResponse) GetPids() []uint32 {
@@ -1451,7 +1521,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1463,7 +1533,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[23]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1476,7 +1546,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{23}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatsResponse) GetMetrics() []byte {
@@ -1495,7 +1565,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1577,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[24]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1590,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{24}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -1545,7 +1615,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[25]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1627,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[25]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1640,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{25}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -1639,7 +1709,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[26]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1721,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[26]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1734,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{26}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Exit) GetId() string {
@@ -1697,7 +1767,7 @@ type OOM struct {
 
 func (x *OOM) Reset() {
 	*x = OOM{}
-	mi := &file_guest_agent_api_agent_proto_msgTypes[27]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1779,7 @@ func (x *OOM) String() string {
 func (*OOM) ProtoMessage() {}
 
 func (x *OOM) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_agent_api_agent_proto_msgTypes[27]
+	mi := &file_guest_agent_api_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1792,7 @@ func (x *OOM) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OOM.ProtoReflect.Descriptor instead.
 func (*OOM) Descriptor() ([]byte, []int) {
-	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{27}
+	return file_guest_agent_api_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *OOM) GetId() string {
@@ -1779,7 +1849,7 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\bterminal\x18\x01 \x01(\bR\bterminal\x12\x14\n" +
 	"\x05stdin\x18\x02 \x01(\rR\x05stdin\x12\x16\n" +
 	"\x06stdout\x18\x03 \x01(\rR\x06stdout\x12\x16\n" +
-	"\x06stderr\x18\x04 \x01(\rR\x06stderr\"\xd9\x02\n" +
+	"\x06stderr\x18\x04 \x01(\rR\x06stderr\"\xf8\x02\n" +
 	"\x16CreateContainerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x12-\n" +
@@ -1790,7 +1860,9 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\x06shares\x18\a \x03(\v2\x14.cube.agent.v1.ShareR\x06shares\x128\n" +
 	"\n" +
 	"namespaces\x18\b \x03(\v2\x18.cube.agent.v1.NamespaceR\n" +
-	"namespaces\"4\n" +
+	"namespaces\x12\x1d\n" +
+	"\n" +
+	"machine_id\x18\t \x01(\tR\tmachineId\"4\n" +
 	"\x04File\x12\x18\n" +
 	"\acontent\x18\x01 \x01(\fR\acontent\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\"P\n" +
@@ -1821,7 +1893,12 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12*\n" +
 	"\x05stdio\x18\x03 \x01(\v2\x14.cube.agent.v1.StdioR\x05stdio\x12\x17\n" +
-	"\agoes_on\x18\x04 \x01(\bR\x06goesOn\"#\n" +
+	"\agoes_on\x18\x04 \x01(\bR\x06goesOn\"e\n" +
+	"\x18IdentifyContainerRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1d\n" +
+	"\n" +
+	"machine_id\x18\x03 \x01(\tR\tmachineId\"#\n" +
 	"\x0fProcessResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\"\"\n" +
 	"\x10ContainerRequest\x12\x0e\n" +
@@ -1854,8 +1931,7 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x16\n" +
 	"\x06status\x18\x03 \x01(\rR\x06status\"\x15\n" +
 	"\x03OOM\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id2\xf0\n" +
-	"\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id2\xc6\v\n" +
 	"\x05Agent\x12N\n" +
 	"\tConfigure\x12\x1f.cube.agent.v1.ConfigureRequest\x1a .cube.agent.v1.ConfigureResponse\x12@\n" +
 	"\aSetTime\x12\x1d.cube.agent.v1.SetTimeRequest\x1a\x16.google.protobuf.Empty\x12X\n" +
@@ -1874,7 +1950,8 @@ const file_guest_agent_api_agent_proto_rawDesc = "" +
 	"\aQuiesce\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.Empty\x12>\n" +
 	"\x06Freeze\x12\x1c.cube.agent.v1.FreezeRequest\x1a\x16.google.protobuf.Empty\x12:\n" +
 	"\x04Thaw\x12\x1a.cube.agent.v1.ThawRequest\x1a\x16.google.protobuf.Empty\x12L\n" +
-	"\rAttachProcess\x12#.cube.agent.v1.AttachProcessRequest\x1a\x16.google.protobuf.Empty\x12:\n" +
+	"\rAttachProcess\x12#.cube.agent.v1.AttachProcessRequest\x1a\x16.google.protobuf.Empty\x12T\n" +
+	"\x11IdentifyContainer\x12'.cube.agent.v1.IdentifyContainerRequest\x1a\x16.google.protobuf.Empty\x12:\n" +
 	"\bShutdown\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.EmptyB1Z/github.com/cubesandbox/cube/guest-agent/api;apib\x06proto3"
 
 var (
@@ -1889,37 +1966,38 @@ func file_guest_agent_api_agent_proto_rawDescGZIP() []byte {
 	return file_guest_agent_api_agent_proto_rawDescData
 }
 
-var file_guest_agent_api_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_guest_agent_api_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_guest_agent_api_agent_proto_goTypes = []any{
-	(*ConfigureRequest)(nil),       // 0: cube.agent.v1.ConfigureRequest
-	(*Network)(nil),                // 1: cube.agent.v1.Network
-	(*ConfigureResponse)(nil),      // 2: cube.agent.v1.ConfigureResponse
-	(*SetTimeRequest)(nil),         // 3: cube.agent.v1.SetTimeRequest
-	(*Disk)(nil),                   // 4: cube.agent.v1.Disk
-	(*Rootfs)(nil),                 // 5: cube.agent.v1.Rootfs
-	(*Overlay)(nil),                // 6: cube.agent.v1.Overlay
-	(*LayerDir)(nil),               // 7: cube.agent.v1.LayerDir
-	(*Stdio)(nil),                  // 8: cube.agent.v1.Stdio
-	(*CreateContainerRequest)(nil), // 9: cube.agent.v1.CreateContainerRequest
-	(*File)(nil),                   // 10: cube.agent.v1.File
-	(*Share)(nil),                  // 11: cube.agent.v1.Share
-	(*Namespace)(nil),              // 12: cube.agent.v1.Namespace
-	(*UpdateContainerRequest)(nil), // 13: cube.agent.v1.UpdateContainerRequest
-	(*ExecProcessRequest)(nil),     // 14: cube.agent.v1.ExecProcessRequest
-	(*FreezeRequest)(nil),          // 15: cube.agent.v1.FreezeRequest
-	(*ThawRequest)(nil),            // 16: cube.agent.v1.ThawRequest
-	(*AttachProcessRequest)(nil),   // 17: cube.agent.v1.AttachProcessRequest
-	(*ProcessResponse)(nil),        // 18: cube.agent.v1.ProcessResponse
-	(*ContainerRequest)(nil),       // 19: cube.agent.v1.ContainerRequest
-	(*SignalProcessRequest)(nil),   // 20: cube.agent.v1.SignalProcessRequest
-	(*ResizePtyRequest)(nil),       // 21: cube.agent.v1.ResizePtyRequest
-	(*ListPidsResponse)(nil),       // 22: cube.agent.v1.ListPidsResponse
-	(*StatsResponse)(nil),          // 23: cube.agent.v1.StatsResponse
-	(*EventsRequest)(nil),          // 24: cube.agent.v1.EventsRequest
-	(*Event)(nil),                  // 25: cube.agent.v1.Event
-	(*Exit)(nil),                   // 26: cube.agent.v1.Exit
-	(*OOM)(nil),                    // 27: cube.agent.v1.OOM
-	(*emptypb.Empty)(nil),          // 28: google.protobuf.Empty
+	(*ConfigureRequest)(nil),         // 0: cube.agent.v1.ConfigureRequest
+	(*Network)(nil),                  // 1: cube.agent.v1.Network
+	(*ConfigureResponse)(nil),        // 2: cube.agent.v1.ConfigureResponse
+	(*SetTimeRequest)(nil),           // 3: cube.agent.v1.SetTimeRequest
+	(*Disk)(nil),                     // 4: cube.agent.v1.Disk
+	(*Rootfs)(nil),                   // 5: cube.agent.v1.Rootfs
+	(*Overlay)(nil),                  // 6: cube.agent.v1.Overlay
+	(*LayerDir)(nil),                 // 7: cube.agent.v1.LayerDir
+	(*Stdio)(nil),                    // 8: cube.agent.v1.Stdio
+	(*CreateContainerRequest)(nil),   // 9: cube.agent.v1.CreateContainerRequest
+	(*File)(nil),                     // 10: cube.agent.v1.File
+	(*Share)(nil),                    // 11: cube.agent.v1.Share
+	(*Namespace)(nil),                // 12: cube.agent.v1.Namespace
+	(*UpdateContainerRequest)(nil),   // 13: cube.agent.v1.UpdateContainerRequest
+	(*ExecProcessRequest)(nil),       // 14: cube.agent.v1.ExecProcessRequest
+	(*FreezeRequest)(nil),            // 15: cube.agent.v1.FreezeRequest
+	(*ThawRequest)(nil),              // 16: cube.agent.v1.ThawRequest
+	(*AttachProcessRequest)(nil),     // 17: cube.agent.v1.AttachProcessRequest
+	(*IdentifyContainerRequest)(nil), // 18: cube.agent.v1.IdentifyContainerRequest
+	(*ProcessResponse)(nil),          // 19: cube.agent.v1.ProcessResponse
+	(*ContainerRequest)(nil),         // 20: cube.agent.v1.ContainerRequest
+	(*SignalProcessRequest)(nil),     // 21: cube.agent.v1.SignalProcessRequest
+	(*ResizePtyRequest)(nil),         // 22: cube.agent.v1.ResizePtyRequest
+	(*ListPidsResponse)(nil),         // 23: cube.agent.v1.ListPidsResponse
+	(*StatsResponse)(nil),            // 24: cube.agent.v1.StatsResponse
+	(*EventsRequest)(nil),            // 25: cube.agent.v1.EventsRequest
+	(*Event)(nil),                    // 26: cube.agent.v1.Event
+	(*Exit)(nil),                     // 27: cube.agent.v1.Exit
+	(*OOM)(nil),                      // 28: cube.agent.v1.OOM
+	(*emptypb.Empty)(nil),            // 29: google.protobuf.Empty
 }
 var file_guest_agent_api_agent_proto_depIdxs = []int32{
 	1,  // 0: cube.agent.v1.ConfigureRequest.network:type_name -> cube.agent.v1.Network
@@ -1935,48 +2013,50 @@ var file_guest_agent_api_agent_proto_depIdxs = []int32{
 	12, // 10: cube.agent.v1.CreateContainerRequest.namespaces:type_name -> cube.agent.v1.Namespace
 	8,  // 11: cube.agent.v1.ExecProcessRequest.stdio:type_name -> cube.agent.v1.Stdio
 	8,  // 12: cube.agent.v1.AttachProcessRequest.stdio:type_name -> cube.agent.v1.Stdio
-	26, // 13: cube.agent.v1.Event.exit:type_name -> cube.agent.v1.Exit
-	27, // 14: cube.agent.v1.Event.oom:type_name -> cube.agent.v1.OOM
+	27, // 13: cube.agent.v1.Event.exit:type_name -> cube.agent.v1.Exit
+	28, // 14: cube.agent.v1.Event.oom:type_name -> cube.agent.v1.OOM
 	0,  // 15: cube.agent.v1.Agent.Configure:input_type -> cube.agent.v1.ConfigureRequest
 	3,  // 16: cube.agent.v1.Agent.SetTime:input_type -> cube.agent.v1.SetTimeRequest
 	9,  // 17: cube.agent.v1.Agent.CreateContainer:input_type -> cube.agent.v1.CreateContainerRequest
 	14, // 18: cube.agent.v1.Agent.ExecProcess:input_type -> cube.agent.v1.ExecProcessRequest
-	19, // 19: cube.agent.v1.Agent.StartContainer:input_type -> cube.agent.v1.ContainerRequest
-	20, // 20: cube.agent.v1.Agent.SignalProcess:input_type -> cube.agent.v1.SignalProcessRequest
-	19, // 21: cube.agent.v1.Agent.PauseContainer:input_type -> cube.agent.v1.ContainerRequest
-	19, // 22: cube.agent.v1.Agent.ResumeContainer:input_type -> cube.agent.v1.ContainerRequest
+	20, // 19: cube.agent.v1.Agent.StartContainer:input_type -> cube.agent.v1.ContainerRequest
+	21, // 20: cube.agent.v1.Agent.SignalProcess:input_type -> cube.agent.v1.SignalProcessRequest
+	20, // 21: cube.agent.v1.Agent.PauseContainer:input_type -> cube.agent.v1.ContainerRequest
+	20, // 22: cube.agent.v1.Agent.ResumeContainer:input_type -> cube.agent.v1.ContainerRequest
 	13, // 23: cube.agent.v1.Agent.UpdateContainer:input_type -> cube.agent.v1.UpdateContainerRequest
-	21, // 24: cube.agent.v1.Agent.ResizePty:input_type -> cube.agent.v1.ResizePtyRequest
-	19, // 25: cube.agent.v1.Agent.ListPids:input_type -> cube.agent.v1.ContainerRequest
-	19, // 26: cube.agent.v1.Agent.Stats:input_type -> cube.agent.v1.ContainerRequest
-	19, // 27: cube.agent.v1.Agent.DeleteContainer:input_type -> cube.agent.v1.ContainerRequest
-	24, // 28: cube.agent.v1.Agent.Events:input_type -> cube.agent.v1.EventsRequest
-	28, // 29: cube.agent.v1.Agent.Quiesce:input_type -> google.protobuf.Empty
+	22, // 24: cube.agent.v1.Agent.ResizePty:input_type -> cube.agent.v1.ResizePtyRequest
+	20, // 25: cube.agent.v1.Agent.ListPids:input_type -> cube.agent.v1.ContainerRequest
+	20, // 26: cube.agent.v1.Agent.Stats:input_type -> cube.agent.v1.ContainerRequest
+	20, // 27: cube.agent.v1.Agent.DeleteContainer:input_type -> cube.agent.v1.ContainerRequest
+	25, // 28: cube.agent.v1.Agent.Events:input_type -> cube.agent.v1.EventsRequest
+	29, // 29: cube.agent.v1.Agent.Quiesce:input_type -> google.protobuf.Empty
 	15, // 30: cube.agent.v1.Agent.Freeze:input_type -> cube.agent.v1.FreezeRequest
 	16, // 31: cube.agent.v1.Agent.Thaw:input_type -> cube.agent.v1.ThawRequest
 	17, // 32: cube.agent.v1.Agent.AttachProcess:input_type -> cube.agent.v1.AttachProcessRequest
-	28, // 33: cube.agent.v1.Agent.Shutdown:input_type -> google.protobuf.Empty
-	2,  // 34: cube.agent.v1.Agent.Configure:output_type -> cube.agent.v1.ConfigureResponse
-	28, // 35: cube.agent.v1.Agent.SetTime:output_type -> google.protobuf.Empty
-	18, // 36: cube.agent.v1.Agent.CreateContainer:output_type -> cube.agent.v1.ProcessResponse
-	18, // 37: cube.agent.v1.Agent.ExecProcess:output_type -> cube.agent.v1.ProcessResponse
-	28, // 38: cube.agent.v1.Agent.StartContainer:output_type -> google.protobuf.Empty
-	28, // 39: cube.agent.v1.Agent.SignalProcess:output_type -> google.protobuf.Empty
-	28, // 40: cube.agent.v1.Agent.PauseContainer:output_type -> google.protobuf.Empty
-	28, // 41: cube.agent.v1.Agent.ResumeContainer:output_type -> google.protobuf.Empty
-	28, // 42: cube.agent.v1.Agent.UpdateContainer:output_type -> google.protobuf.Empty
-	28, // 43: cube.agent.v1.Agent.ResizePty:output_type -> google.protobuf.Empty
-	22, // 44: cube.agent.v1.Agent.ListPids:output_type -> cube.agent.v1.ListPidsResponse
-	23, // 45: cube.agent.v1.Agent.Stats:output_type -> cube.agent.v1.StatsResponse
-	28, // 46: cube.agent.v1.Agent.DeleteContainer:output_type -> google.protobuf.Empty
-	25, // 47: cube.agent.v1.Agent.Events:output_type -> cube.agent.v1.Event
-	28, // 48: cube.agent.v1.Agent.Quiesce:output_type -> google.protobuf.Empty
-	28, // 49: cube.agent.v1.Agent.Freeze:output_type -> google.protobuf.Empty
-	28, // 50: cube.agent.v1.Agent.Thaw:output_type -> google.protobuf.Empty
-	28, // 51: cube.agent.v1.Agent.AttachProcess:output_type -> google.protobuf.Empty
-	28, // 52: cube.agent.v1.Agent.Shutdown:output_type -> google.protobuf.Empty
-	34, // [34:53] is the sub-list for method output_type
-	15, // [15:34] is the sub-list for method input_type
+	18, // 33: cube.agent.v1.Agent.IdentifyContainer:input_type -> cube.agent.v1.IdentifyContainerRequest
+	29, // 34: cube.agent.v1.Agent.Shutdown:input_type -> google.protobuf.Empty
+	2,  // 35: cube.agent.v1.Agent.Configure:output_type -> cube.agent.v1.ConfigureResponse
+	29, // 36: cube.agent.v1.Agent.SetTime:output_type -> google.protobuf.Empty
+	19, // 37: cube.agent.v1.Agent.CreateContainer:output_type -> cube.agent.v1.ProcessResponse
+	19, // 38: cube.agent.v1.Agent.ExecProcess:output_type -> cube.agent.v1.ProcessResponse
+	29, // 39: cube.agent.v1.Agent.StartContainer:output_type -> google.protobuf.Empty
+	29, // 40: cube.agent.v1.Agent.SignalProcess:output_type -> google.protobuf.Empty
+	29, // 41: cube.agent.v1.Agent.PauseContainer:output_type -> google.protobuf.Empty
+	29, // 42: cube.agent.v1.Agent.ResumeContainer:output_type -> google.protobuf.Empty
+	29, // 43: cube.agent.v1.Agent.UpdateContainer:output_type -> google.protobuf.Empty
+	29, // 44: cube.agent.v1.Agent.ResizePty:output_type -> google.protobuf.Empty
+	23, // 45: cube.agent.v1.Agent.ListPids:output_type -> cube.agent.v1.ListPidsResponse
+	24, // 46: cube.agent.v1.Agent.Stats:output_type -> cube.agent.v1.StatsResponse
+	29, // 47: cube.agent.v1.Agent.DeleteContainer:output_type -> google.protobuf.Empty
+	26, // 48: cube.agent.v1.Agent.Events:output_type -> cube.agent.v1.Event
+	29, // 49: cube.agent.v1.Agent.Quiesce:output_type -> google.protobuf.Empty
+	29, // 50: cube.agent.v1.Agent.Freeze:output_type -> google.protobuf.Empty
+	29, // 51: cube.agent.v1.Agent.Thaw:output_type -> google.protobuf.Empty
+	29, // 52: cube.agent.v1.Agent.AttachProcess:output_type -> google.protobuf.Empty
+	29, // 53: cube.agent.v1.Agent.IdentifyContainer:output_type -> google.protobuf.Empty
+	29, // 54: cube.agent.v1.Agent.Shutdown:output_type -> google.protobuf.Empty
+	35, // [35:55] is the sub-list for method output_type
+	15, // [15:35] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -1987,7 +2067,7 @@ func file_guest_agent_api_agent_proto_init() {
 	if File_guest_agent_api_agent_proto != nil {
 		return
 	}
-	file_guest_agent_api_agent_proto_msgTypes[25].OneofWrappers = []any{
+	file_guest_agent_api_agent_proto_msgTypes[26].OneofWrappers = []any{
 		(*Event_Exit)(nil),
 		(*Event_Oom)(nil),
 	}
@@ -1997,7 +2077,7 @@ func file_guest_agent_api_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_agent_api_agent_proto_rawDesc), len(file_guest_agent_api_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ type AgentService interface {
 	Freeze(context.Context, *FreezeRequest) (*emptypb.Empty, error)
 	Thaw(context.Context, *ThawRequest) (*emptypb.Empty, error)
 	AttachProcess(context.Context, *AttachProcessRequest) (*emptypb.Empty, error)
+	IdentifyContainer(context.Context, *IdentifyContainerRequest) (*emptypb.Empty, error)
 	Shutdown(context.Context, *emptypb.Empty) (*emptypb.Empty, error)
 }
 
@@ -165,6 +166,13 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 				}
 				return svc.AttachProcess(ctx, &req)
 			},
+			"IdentifyContainer": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req IdentifyContainerRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.IdentifyContainer(ctx, &req)
+			},
 			"Shutdown": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req emptypb.Empty
 				if err := unmarshal(&req); err != nil {
@@ -208,6 +216,7 @@ type AgentClient interface {
 	Freeze(context.Context, *FreezeRequest) (*emptypb.Empty, error)
 	Thaw(context.Context, *ThawRequest) (*emptypb.Empty, error)
 	AttachProcess(context.Context, *AttachProcessRequest) (*emptypb.Empty, error)
+	IdentifyContainer(context.Context, *IdentifyContainerRequest) (*emptypb.Empty, error)
 	Shutdown(context.Context, *emptypb.Empty) (*emptypb.Empty, error)
 }
 
@@ -381,6 +390,14 @@ func (c *agentClient) Thaw(ctx context.Context, req *ThawRequest) (*emptypb.Empt
 func (c *agentClient) AttachProcess(ctx context.Context, req *AttachProcessRequest) (*emptypb.Empty, error) {
 	var resp emptypb.Empty
 	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "AttachProcess", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) IdentifyContainer(ctx context.Context, req *IdentifyContainerRequest) (*emptypb.Empty, error) {
+	var resp emptypb.Empty
+	if err := c.client.Call(ctx, "cube.agent.v1.Agent", "IdentifyContainer", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

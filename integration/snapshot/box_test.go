@@ -144,21 +144,32 @@ func (b *box) countsAt(line string, want int) {
 	b.Helper()
 	_, err := io.WriteString(b.in, line+"\n")
 	must(b, err)
-	got := make(chan string, 1)
+	if line := b.line(); line != fmt.Sprint(want, " ", want) {
+		b.Errorf("%s counts %q, want %d twice", b.id, line, want)
+	}
+}
+
+// line is the next one that it says.
+func (b *box) line() string {
+	b.Helper()
+	type said struct {
+		line string
+		err  error
+	}
+	got := make(chan said, 1)
 	go func() {
 		line, err := b.out.ReadString('\n')
-		if err != nil {
-			line = err.Error()
-		}
-		got <- strings.TrimSpace(line)
+		got <- said{strings.TrimSpace(line), err}
 	}()
 	select {
-	case line := <-got:
-		if line != fmt.Sprint(want, " ", want) {
-			b.Errorf("%s counts %q, want %d twice", b.id, line, want)
+	case g := <-got:
+		if g.err != nil {
+			b.Fatalf("%s says no more than %q: %v", b.id, g.line, g.err)
 		}
+		return g.line
 	case <-time.After(s.Config.Timeout(30 * time.Second)):
-		b.Fatalf("%s doesn't count to %d", b.id, want)
+		b.Fatalf("%s is silent", b.id)
+		return ""
 	}
 }
 

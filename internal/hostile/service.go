@@ -187,6 +187,11 @@ func (s *service) AttachProcess(context.Context, *api.AttachProcessRequest) (*em
 	return empty, nil
 }
 
+// IdentifyContainer implements the API.
+func (s *service) IdentifyContainer(context.Context, *api.IdentifyContainerRequest) (*emptypb.Empty, error) {
+	return empty, nil
+}
+
 // Shutdown implements the API.
 func (s *service) Shutdown(context.Context, *emptypb.Empty) (*emptypb.Empty, error) {
 	return empty, nil

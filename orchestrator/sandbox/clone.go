@@ -154,7 +154,7 @@ func (o *Origin) clone(ctx context.Context) (id string, err error) {
 		client.WithNewSnapshot(id, o.image),
 		client.WithImageStopSignal(o.image, "SIGTERM"),
 		client.WithRuntime(Runtime, nil),
-		client.WithSpec(o.spec),
+		client.WithSpec(o.specOf(id)),
 		client.WithAdditionalContainerLabels(map[string]string{clonedLabel: o.snapshot}))
 	if err != nil {
 		return "", fmt.Errorf("create container %s: %w", id, err)
@@ -257,6 +257,15 @@ func deleteSnapshot(cfg *config.Config, name string) error {
 		return nil
 	}
 	return err
+}
+
+// specOf is the spec of the clone with that id. One that is called by its id is not called by its parent's.
+func (o *Origin) specOf(id string) *specs.Spec {
+	s := *o.spec
+	if s.Hostname == hostname(o.parent.ID()) {
+		s.Hostname = hostname(id)
+	}
+	return &s
 }
 
 // cloneSpec is the spec of a container's clones. A host port has one container.

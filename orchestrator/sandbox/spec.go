@@ -71,6 +71,12 @@ func (m Mount) spec() specs.Mount {
 	return specs.Mount{Destination: m.Destination, Type: "bind", Source: m.Source, Options: []string{"rbind", access}}
 }
 
+// hostname is the host name of a container.
+func hostname(id string) string {
+	const most = 63 // HOST_NAME_MAX is 64 with the NUL
+	return id[:min(len(id), most)]
+}
+
 // command is what the container runs: docker's rules for entrypoint and command.
 func (s Spec) command(img imagespec.ImageConfig) ([]string, error) {
 	entry, cmd := img.Entrypoint, img.Cmd
@@ -114,7 +120,7 @@ func (s Spec) options(config imagespec.ImageConfig) ([]oci.SpecOpts, error) {
 		oci.WithEnv(env),
 		oci.WithProcessArgs(args...),
 		oci.WithProcessCwd(first(s.Process.Cwd, config.WorkingDir, "/")),
-		oci.WithHostname(s.ID[:min(len(s.ID), 63)]), // HOST_NAME_MAX is 64 with the NUL
+		oci.WithHostname(hostname(s.ID)),
 		oci.WithAnnotations(annotations),
 	}
 	for _, m := range s.Mounts {

@@ -201,6 +201,8 @@ func fromGuest(s *spb.Status) error {
 		return errdefs.ErrAlreadyExists.WithMessage(text)
 	case codes.FailedPrecondition:
 		return errdefs.ErrFailedPrecondition.WithMessage(text)
+	case codes.Unimplemented: // an older agent's answer to a call that it doesn't know
+		return errdefs.ErrNotImplemented.WithMessage(text)
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("%s: %w", text, context.DeadlineExceeded)
 	}

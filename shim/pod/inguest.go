@@ -88,6 +88,7 @@ func (n *creation) guestRequest(names *api.Stdio) (*api.CreateContainerRequest, 
 		Stdio:             names,
 		PrivilegedDevices: n.plan.PrivilegedDevices,
 		Namespaces:        n.join(n.plan.Join),
+		MachineId:         n.machineID(),
 		Shares:            shared,
 	}
 	for _, f := range n.plan.Files {

@@ -113,6 +113,9 @@ func (k *making) ownDisks() {
 // adopt takes over the container that is in the machine already. It stands still until it is started.
 func (n *creation) adopt(ctx context.Context, c *container, names *api.Stdio) error {
 	n.expect(c)
+	if err := n.name(ctx); err != nil {
+		return err
+	}
 	// A container that has ended with the save goes on itself; all others are its clones.
 	goesOn := n.from.pod.Last && n.saved.ID == n.ID
 	_, err := n.vm.guest.AttachProcess(ctx, &api.AttachProcessRequest{Id: c.guestID, Stdio: names, GoesOn: goesOn})

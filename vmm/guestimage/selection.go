@@ -1,12 +1,13 @@
 package guestimage
 
 // bootModules are loaded by the agent, in this order and each after what it depends on, before it can talk to the host:
-// the virtio transport, the agent's channel, disks, the root file system, the NIC. What the kernel has built in is left
-// out. The checksum modules stand first because others ask for them by way of modprobe, which has nothing to load from
+// the virtio transport, the agent's channel, disks, the root file system, the NIC, and what ends connections in a restored
+// machine (CONFIG_INET_DIAG_DESTROY). What the kernel has built in is left out. The checksum modules stand first because others ask for them by way of modprobe, which has nothing to load from
 // until the modules image is mounted.
 var bootModules = []string{
 	"crc32c_generic", "crct10dif_generic", "crc64_rocksoft_generic",
 	"virtio_mmio", "virtio_console", "virtio_scsi", "sd_mod", "ext4", "overlay", "virtio_net", "af_packet",
+	"tcp_diag",
 }
 
 // offered and offeredModules are what a workload may ask for, and are in the modules image with all that they depend on:

@@ -19,6 +19,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/cgroup"
 	"github.com/cubesandbox/cube/guest-agent/agent/crun"
 	"github.com/cubesandbox/cube/guest-agent/agent/events"
+	"github.com/cubesandbox/cube/guest-agent/agent/identity"
 	"github.com/cubesandbox/cube/guest-agent/agent/rootfs"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
 	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
@@ -93,6 +94,8 @@ type Create struct {
 	Shares []volumes.Share
 	// Namespaces are those that it has in common with other containers.
 	Namespaces []*api.Namespace
+	// MachineID is for the root, where that has one; "" leaves it.
+	MachineID string
 }
 
 // Create makes a container whose first process waits for Start. It takes the streams, also when it fails; then nothing
@@ -128,6 +131,11 @@ func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error
 	files, resolvConf := r.Files, m.ResolvConf()
 	if len(resolvConf) > 0 && c.root.Takes(resolvConfFile) {
 		files = append(slices.Clip(files), &api.File{Content: resolvConf, Mode: 0o644})
+	}
+	if r.MachineID != "" {
+		if err := identity.ReplaceMachineID(c.root.Path, r.MachineID); err != nil {
+			return nil, err
+		}
 	}
 	if c.volumes, err = volumes.Prepare(ctx, c.dir, files, r.Shares); err != nil {
 		return nil, err

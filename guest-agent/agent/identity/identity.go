@@ -3,9 +3,6 @@
 package identity
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -73,30 +70,4 @@ func Reseed(entropy []byte) error {
 		return fmt.Errorf("reseed the random number generator: %w", err)
 	}
 	return nil
-}
-
-// maxHostname is the kernel's limit (__NEW_UTS_LEN).
-const maxHostname = 64
-
-// SetHostname sets the name of the guest; "" leaves it.
-func SetHostname(name string) error {
-	if name == "" {
-		return nil
-	}
-	if len(name) > maxHostname {
-		return fmt.Errorf("the host name %q is longer than %d bytes", name, maxHostname)
-	}
-	if err := unix.Sethostname([]byte(name)); err != nil {
-		return fmt.Errorf("set the host name: %w", err)
-	}
-	return nil
-}
-
-// SetMachineID writes a machine-id(5) that only depends on the sandbox's id.
-func SetMachineID(file, sandbox string) error {
-	if sandbox == "" {
-		return errors.New("a sandbox needs an id")
-	}
-	sum := sha256.Sum256([]byte("cube machine-id " + sandbox))
-	return os.WriteFile(file, []byte(hex.EncodeToString(sum[:16])+"\n"), 0o444)
 }

@@ -33,12 +33,14 @@ func (s *service) Configure(_ context.Context, r *api.ConfigureRequest) (*api.Co
 	if first {
 		setClock = identity.SetClock
 	}
+	restored := first && len(s.Containers.All()) > 0
 	// The clock ages while the rest is done, so what takes time comes after it.
 	if err := errors.Join(
 		identity.Reseed(r.Entropy),
 		identity.SetHostname(r.Hostname),
 		identity.SetMachineID(machineID, r.SandboxId),
 		setClock(time.Unix(0, r.UnixNanos)),
+		endConnections(restored),
 		s.Card.Configure(nic, first),
 	); err != nil {
 		return nil, err
@@ -54,6 +56,14 @@ func (s *service) Configure(_ context.Context, r *api.ConfigureRequest) (*api.Co
 		Kernel:       unix.ByteSliceToString(u.Release[:]),
 		MemoryBytes:  info.Totalram * uint64(info.Unit),
 	}, nil
+}
+
+// endConnections ends those of a machine that goes on elsewhere: whoever is at their other ends has gone on without it.
+func endConnections(restored bool) error {
+	if !restored {
+		return nil
+	}
+	return network.EndConnections()
 }
 
 func (s *service) SetTime(_ context.Context, r *api.SetTimeRequest) (*emptypb.Empty, error) {
@@ -83,6 +93,7 @@ func (s *service) CreateContainer(ctx context.Context, r *api.CreateContainerReq
 		Files:      r.Files,
 		Shares:     shares,
 		Namespaces: r.Namespaces,
+		MachineID:  r.MachineId,
 	})
 	if err != nil {
 		return nil, err

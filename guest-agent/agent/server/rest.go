@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/cubesandbox/cube/guest-agent/agent/container"
 	"github.com/cubesandbox/cube/guest-agent/agent/identity"
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/internal/undo"
@@ -110,6 +111,16 @@ func (r *rest) thaw(ctx context.Context, t *turn, number uint64, resume func(con
 	return nil
 }
 
+// within calls change, which takes no time, while the work is at rest and stays so.
+func (r *rest) within(change func() error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.frozen {
+		return fmt.Errorf("the containers aren't at rest: %w", errdefs.ErrFailedPrecondition)
+	}
+	return change()
+}
+
 // admit has calls that change containers wait while the work is at rest.
 func (g *Guest) admit(ctx context.Context, method string, m ttrpc.Method, unmarshal ttrpc.Unmarshaler) (any, error) {
 	if changes[method] {
@@ -158,6 +169,16 @@ func (s *service) Thaw(ctx context.Context, r *api.ThawRequest) (*emptypb.Empty,
 			return err
 		}
 		return s.Containers.Thaw(ctx)
+	})
+}
+
+func (s *service) IdentifyContainer(_ context.Context, r *api.IdentifyContainerRequest) (*emptypb.Empty, error) {
+	c, err := s.Containers.Get(r.Id)
+	if err != nil {
+		return nil, err
+	}
+	return empty, s.rest.within(func() error {
+		return c.Identify(container.Identity{Hostname: r.Hostname, MachineID: r.MachineId})
 	})
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/crun"
 	"github.com/cubesandbox/cube/guest-agent/agent/disks"
 	"github.com/cubesandbox/cube/guest-agent/agent/events"
+	"github.com/cubesandbox/cube/guest-agent/agent/identity"
 	"github.com/cubesandbox/cube/guest-agent/agent/network"
 	"github.com/cubesandbox/cube/guest-agent/agent/rootfs"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
@@ -102,7 +103,7 @@ func toStatus(err error) error {
 		code = codes.AlreadyExists
 	case errors.Is(err, errdefs.ErrFailedPrecondition):
 		code = codes.FailedPrecondition
-	case errors.Is(err, errdefs.ErrInvalidArgument), errors.Is(err, spec.ErrInvalid), errors.Is(err, rootfs.ErrInvalid), errors.Is(err, volumes.ErrInvalid), errors.Is(err, network.ErrInvalid), errors.Is(err, mux.ErrNoStream):
+	case errors.Is(err, errdefs.ErrInvalidArgument), errors.Is(err, spec.ErrInvalid), errors.Is(err, rootfs.ErrInvalid), errors.Is(err, volumes.ErrInvalid), errors.Is(err, network.ErrInvalid), errors.Is(err, identity.ErrInvalid), errors.Is(err, mux.ErrNoStream):
 		code = codes.InvalidArgument
 	case errors.As(err, &failed) && failed.NoCommand():
 		code = codes.InvalidArgument

@@ -205,6 +205,16 @@ func (a *Agent) AttachProcess(_ context.Context, r *api.AttachProcessRequest) (*
 	return &emptypb.Empty{}, nil
 }
 
+// IdentifyContainer implements the API.
+func (a *Agent) IdentifyContainer(_ context.Context, r *api.IdentifyContainerRequest) (*emptypb.Empty, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.containers[r.Id] == nil || !a.resting {
+		return nil, status.Error(codes.NotFound, "no such container at rest")
+	}
+	return &emptypb.Empty{}, nil
+}
+
 // Resting tells whether the work is at rest.
 func (a *Agent) Resting() bool {
 	a.mu.Lock()
