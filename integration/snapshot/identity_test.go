@@ -14,9 +14,9 @@ import (
 	"github.com/cubesandbox/cube/shim/saved"
 )
 
-// teller says every millisecond, as one line, what it takes the time for, how long it has been there, a random number, and
+// revealer says every millisecond, as one line, what it takes the time for, how long it has been there, a random number, and
 // what its machine is called and identified by. On a line of its input it sets the clock ten minutes back, and says so.
-const teller = `
+const revealer = `
 import os, select, sys, time
 n = 0
 while True:
@@ -28,7 +28,7 @@ while True:
     os.write(1, b"I %.3f %.3f %s %s %s %d\n" % (now, since, random.encode(), os.uname().nodename.encode(), open("/etc/machine-id", "rb").read().strip(), n))
 `
 
-// told is a line of the teller's.
+// told is a line of the revealer's.
 type told struct {
 	time                  time.Time
 	since                 time.Duration
@@ -36,7 +36,7 @@ type told struct {
 	n                     int
 }
 
-// hear reads a line of the teller's.
+// hear reads a line of the revealer's.
 func (b *box) hear() (l told) {
 	b.Helper()
 	var f []string
@@ -72,7 +72,7 @@ func TestIdentity(t *testing.T) {
 	store(t)
 	client, ctx := connect(t)
 	b := newBox(t, client, ctx, "teller", oci.WithAddedCapabilities([]string{setTime}), oci.WithHostname("teller"),
-		oci.WithProcessArgs("sh", "-c", "echo "+imageID+" >/etc/machine-id; exec python3 -c \"$0\"", teller)).run(ctx, "")
+		oci.WithProcessArgs("sh", "-c", "echo "+imageID+" >/etc/machine-id; exec python3 -c \"$0\"", revealer)).run(ctx, "")
 	first := b.hear()
 	if first.host != "teller" || first.machine != imageID {
 		t.Errorf("the parent is %q, %q", first.host, first.machine)

@@ -251,7 +251,7 @@ func TestRollbackNetwork(t *testing.T) {
 	_, err = shim.Rollback(ctx, name)
 	must(t, err)
 	began := time.Now()
-	b.expect("say three", "ConnectionResetError")
+	b.expect("say three", "ConnectionAbortedError")
 	if took := time.Since(began); took > s.Config.Timeout(5*time.Second) {
 		t.Errorf("it hears of the connection's end after %v", took)
 	}
@@ -323,7 +323,7 @@ func TestCloneNetwork(t *testing.T) {
 	server := p.accept()
 	dir := b.checkpoint(ctx, client)
 	clone := newTalker(t, client, ctx, "clone").run(ctx, dir)
-	clone.expect("say mine", "ConnectionResetError")
+	clone.expect("say mine", "ConnectionAbortedError")
 	go echo(server)
 	b.expect("say parent", "parent")
 	if a, o := clone.place(ctx), b.place(ctx); a.Address == o.Address || a.Tap == o.Tap {
