@@ -51,14 +51,8 @@ func initramfs(in Input, s *moduleSet) (artefact.Tree, error) {
 	return t, nil
 }
 
-// pageSize is the guest's.
-const pageSize = 4 << 10
-
 // writeInitramfs writes a tree as an uncompressed newc archive: an emulated guest takes longer to decompress it than the
 // host to read it. /dev/console, which PID 1 gets as its output, is in the kernel's own initramfs.
-//
-// It has whole pages: the board's firmware has the ACPI tables in the last page of the memory below 4 GiB, and QEMU puts the
-// end of an archive into the same page, over the tables, unless it has none that isn't full.
 func writeInitramfs(file string, t artefact.Tree) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
@@ -72,14 +66,7 @@ func writeInitramfs(file string, t artefact.Tree) error {
 			return fmt.Errorf("pack %s: %w", at, err)
 		}
 	}
-	if err := errors.Join(w.Close(), buffered.Flush()); err != nil {
-		return err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Truncate((info.Size()+pageSize-1)/pageSize*pageSize), f.Close())
+	return errors.Join(w.Close(), buffered.Flush(), f.Close())
 }
 
 func writeCPIONode(w *cpio.Writer, at string, n artefact.Node) error {

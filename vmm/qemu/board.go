@@ -17,7 +17,11 @@ const (
 	// ModulesSerial is the disk with the guest's kernel modules, which every machine has.
 	ModulesSerial = "modules"
 	// BoardVersion changes whenever what a saved state is made of does: machine type, devices, their order, CPU model.
-	BoardVersion = 4
+	BoardVersion = 5
+
+	// firmware is qboot: SeaBIOS, the default, has ACPI tables and the rings of disks at the end of the memory, where this
+	// board's QEMU puts the initramfs. What that destroys depends on the sizes of both: guests of 2 GiB didn't boot.
+	firmware = "qboot.rom"
 
 	scsiBus = "scsi0.0"
 	// maxLUN leaves plenty for one container per disk and stays below where virtio-scsi changes its addressing (256).
@@ -80,7 +84,7 @@ func layout(s *Spec, f fds) *Config {
 	c := &Config{
 		Path: Binary,
 		Name: s.ID,
-		Board: Board{Type: "microvm", Options: []string{
+		Board: Board{Type: "microvm", Firmware: firmware, Options: []string{
 			"suppress-vmdesc=on",  // the state goes to an equal QEMU only
 			"dump-guest-core=off", // no guest memory in a core file
 			"mem-merge=off",       // no page sharing between guests that one could measure

@@ -34,8 +34,9 @@ type Device interface {
 
 // Board is what QEMU calls a machine.
 type Board struct {
-	Type    string   // "microvm"
-	Options []string // key=value
+	Type     string   // "microvm"
+	Options  []string // key=value
+	Firmware string   // a file of QEMU's own
 }
 
 // Accel is what executes the guest's code.
@@ -67,8 +68,8 @@ func (c *Config) Valid() error {
 		return fmt.Errorf("path of QEMU %q", c.Path)
 	case c.Name == "":
 		return errors.New("no name")
-	case c.Board.Type == "" || c.Accel.Name == "" || c.CPU == "":
-		return errors.New("machine type, accelerator and CPU model must be given")
+	case c.Board.Type == "" || c.Board.Firmware == "" || c.Accel.Name == "" || c.CPU == "":
+		return errors.New("machine type, firmware, accelerator and CPU model must be given")
 	case c.VCPUs < 1:
 		return fmt.Errorf("%d vCPUs", c.VCPUs)
 	case c.Memory.MiB < 1 || c.Memory.Path == "" || strings.ContainsAny(c.Memory.Path, ",\n"):
@@ -104,6 +105,7 @@ func (c *Config) Argv() ([]string, error) {
 		c.Path,
 		"-name", escape(c.Name),
 		"-M", options(c.Board.Type, append([]string{"memory-backend=" + memoryID}, c.Board.Options...)),
+		"-bios", c.Board.Firmware,
 		"-accel", options(c.Accel.Name, c.Accel.Options),
 		"-cpu", c.CPU,
 		"-smp", fmt.Sprintf("cpus=%d,sockets=1,cores=%d,threads=1", c.VCPUs, c.VCPUs),

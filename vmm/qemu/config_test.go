@@ -62,7 +62,7 @@ func TestLayout(t *testing.T) {
 func TestConfigValid(t *testing.T) {
 	good := func() *Config {
 		return &Config{
-			Path: "/usr/bin/qemu", Name: "n", Board: Board{Type: "microvm"}, Accel: Accel{Name: "tcg"}, CPU: "max", VCPUs: 1,
+			Path: "/usr/bin/qemu", Name: "n", Board: Board{Type: "microvm", Firmware: "f"}, Accel: Accel{Name: "tcg"}, CPU: "max", VCPUs: 1,
 			Memory: Memory{MiB: 1, Path: "/proc/self/fd/3"}, Kernel: &Kernel{Path: "k", Initrd: "i"},
 		}
 	}
@@ -73,6 +73,7 @@ func TestConfigValid(t *testing.T) {
 		"relative path":       func(c *Config) { c.Path = "qemu" },
 		"no name":             func(c *Config) { c.Name = "" },
 		"no board":            func(c *Config) { c.Board.Type = "" },
+		"no firmware":         func(c *Config) { c.Board.Firmware = "" },
 		"no accelerator":      func(c *Config) { c.Accel.Name = "" },
 		"no CPU":              func(c *Config) { c.CPU = "" },
 		"no vCPUs":            func(c *Config) { c.VCPUs = 0 },

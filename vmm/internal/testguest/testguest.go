@@ -125,15 +125,7 @@ func initramfs(path, base, init string) (err error) {
 	if _, err := w.Write(b); err != nil {
 		return err
 	}
-	if err := w.Close(); err != nil {
-		return err
-	}
-	info, err := out.Stat()
-	if err != nil {
-		return err
-	}
-	const page = 4096 // see guestimage: the last has to be full
-	return out.Truncate((info.Size() + page - 1) / page * page)
+	return w.Close()
 }
 
 // Guest talks to the PID 1 behind an agent channel.
