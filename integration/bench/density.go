@@ -105,15 +105,18 @@ func (b *bench) pids() (map[string]int, error) {
 }
 
 // available is how much memory the host could still give, in KiB.
-func available() (int64, error) {
+func available() (int64, error) { return meminfo("MemAvailable") }
+
+// meminfo is a value of /proc/meminfo, in KiB.
+func meminfo(name string) (int64, error) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) == 3 && f[0] == "MemAvailable:" {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == name+":" {
 			return strconv.ParseInt(f[1], 10, 64)
 		}
 	}
-	return 0, fmt.Errorf("/proc/meminfo has no MemAvailable")
+	return 0, fmt.Errorf("/proc/meminfo has no %s", name)
 }

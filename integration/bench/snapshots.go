@@ -15,7 +15,7 @@ import (
 // snapshots measures machines that are saved, and made from what was saved, on a stack of its own: by the cube command, as a
 // user waits for it, and by stages from the shims' logs.
 func snapshots(root string, n, clones int) (err error) {
-	s, err := stack.Start(root, "[vm]", `max_memory = "32GiB"`)
+	s, err := stack.Start(root)
 	if err != nil {
 		return err
 	}
