@@ -37,6 +37,32 @@ func eachByAPI(f func(*cli.Context, *api.Client, string) error) cli.ActionFunc {
 	})
 }
 
+func pauseCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "pause",
+		Usage:     "save running containers to disk, with all that runs in them, and end their machines",
+		ArgsUsage: "ID...",
+		Action: eachByAPI(func(c *cli.Context, client *api.Client, id string) error {
+			return client.Pause(c.Context, id)
+		}),
+	}
+}
+
+func resumeCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "resume",
+		Usage:     "have paused containers go on from where they were",
+		ArgsUsage: "ID...",
+		Action: eachByAPI(func(c *cli.Context, client *api.Client, id string) error {
+			note, err := client.Resume(c.Context, id)
+			if note != "" {
+				sayTo(c.App.ErrWriter)(id + ": " + note)
+			}
+			return err
+		}),
+	}
+}
+
 func rollbackCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "rollback",

@@ -180,7 +180,7 @@ func TestOperationsSurvive(t *testing.T) {
 // TestWithoutDaemon: commands say what there isn't, in a line. What runs goes on.
 func TestWithoutDaemon(t *testing.T) {
 	end(t, daemon, unix.SIGTERM)
-	for _, line := range []string{"snapshot create", "snapshot ls", "snapshot inspect", "snapshot rm", "rollback", "clone", "df", "prune"} {
+	for _, line := range []string{"snapshot create", "snapshot ls", "snapshot inspect", "snapshot rm", "rollback", "clone", "pause", "resume", "df", "prune"} {
 		args := strings.Fields(line)
 		switch line {
 		case "snapshot ls", "df", "prune":

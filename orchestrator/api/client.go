@@ -33,6 +33,18 @@ func (c *Client) Save(ctx context.Context, id, name string) (string, error) {
 	return a.Name, err
 }
 
+// Pause is Service.Pause.
+func (c *Client) Pause(ctx context.Context, id string) error {
+	return c.on(ctx, id, "pause", nothing{}, nil)
+}
+
+// Resume is Service.Resume.
+func (c *Client) Resume(ctx context.Context, id string) (note string, err error) {
+	var a resumeAnswer
+	err = c.on(ctx, id, "resume", nothing{}, &a)
+	return a.Note, err
+}
+
 // Rollback is Service.Rollback.
 func (c *Client) Rollback(ctx context.Context, id, name string) error {
 	return c.on(ctx, id, "rollback", rollbackRequest{name}, nil)

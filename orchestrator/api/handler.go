@@ -22,6 +22,9 @@ type (
 	saveAnswer struct {
 		Name string `json:"name"`
 	}
+	resumeAnswer struct {
+		Note string `json:"note,omitempty"`
+	}
 	rollbackRequest struct {
 		Snapshot string `json:"snapshot"`
 	}
@@ -51,6 +54,13 @@ func (s *Service) Handler() http.Handler {
 	mux.HandleFunc("POST /v1/containers/{id}/snapshots", serve(func(r *http.Request, in saveRequest) (saveAnswer, error) {
 		name, err := s.Save(r.Context(), r.PathValue("id"), in.Name)
 		return saveAnswer{name}, err
+	}))
+	mux.HandleFunc("POST /v1/containers/{id}/pause", serve(func(r *http.Request, _ nothing) (nothing, error) {
+		return nothing{}, s.Pause(r.Context(), r.PathValue("id"))
+	}))
+	mux.HandleFunc("POST /v1/containers/{id}/resume", serve(func(r *http.Request, _ nothing) (resumeAnswer, error) {
+		note, err := s.Resume(r.Context(), r.PathValue("id"))
+		return resumeAnswer{note}, err
 	}))
 	mux.HandleFunc("POST /v1/containers/{id}/rollback", serve(func(r *http.Request, in rollbackRequest) (nothing, error) {
 		return nothing{}, s.Rollback(r.Context(), r.PathValue("id"), in.Snapshot)

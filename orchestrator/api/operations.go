@@ -38,6 +38,8 @@ type operation struct {
 
 var (
 	opSave     = operation{name: "save"}
+	opPause    = operation{name: "pause", finishes: true}
+	opResume   = operation{name: "resume", finishes: true}
 	opRollback = operation{name: "rollback", finishes: true}
 	opClone    = operation{name: "clone"}
 	opUsage    = operation{name: "look at what takes space"}

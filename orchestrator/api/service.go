@@ -29,7 +29,7 @@ const cloneTimeout = 10 * time.Second
 // Service does what the API offers. All methods may be called from many goroutines.
 //
 // Of several operations on one container each waits for the one before it. A client that goes away gives up a save or a
-// clone, of which nothing is there then; rollbacks, once begun, are finished without it.
+// clone, of which nothing is there then; a pause, resume or rollback, once begun, is finished without it.
 type Service struct {
 	cfg   *config.Config
 	ops   *operations
@@ -76,6 +76,22 @@ func (s *Service) Save(ctx context.Context, id, name string) (saved string, err 
 		return err
 	})
 	return saved, err
+}
+
+// Pause saves a running container to disk, and ends its machine.
+func (s *Service) Pause(ctx context.Context, id string) error {
+	return s.on(ctx, opPause, id, operationTimeout, func(ctx context.Context, c *sandbox.Client) error {
+		return c.Pause(ctx, id)
+	})
+}
+
+// Resume has a paused container go on. note says why it didn't from its memory, but began anew with its disk; "" if it did.
+func (s *Service) Resume(ctx context.Context, id string) (note string, err error) {
+	err = s.on(ctx, opResume, id, operationTimeout, func(ctx context.Context, c *sandbox.Client) error {
+		note, err = c.Resume(ctx, id)
+		return err
+	})
+	return note, err
 }
 
 // Rollback puts a running container back to a snapshot of it.

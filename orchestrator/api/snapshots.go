@@ -82,8 +82,20 @@ func (s *Service) needed(info snapshot.Info) error {
 	if err != nil {
 		return nil
 	}
-	if p.Purpose == saved.ForClone && sandbox.Cloning(s.cfg, info.ID) {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("clones of %s are being made of snapshot %s, which goes when they are", p.ID, info.ID))
+	refuse := func(format string, args ...any) error {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf(format, args...))
+	}
+	switch p.Purpose {
+	case saved.ForClone:
+		if sandbox.Cloning(s.cfg, info.ID) {
+			return refuse("clones of %s are being made of snapshot %s, which goes when they are", p.ID, info.ID)
+		}
+	case saved.ForPause:
+		for _, c := range p.Containers {
+			if k, err := saved.PausedOf(s.cfg, p.Namespace, c.ID).Checkpoint(); err == nil && k.Snapshot == info.ID {
+				return refuse("container %s, which is paused, goes on from snapshot %s: `cube resume %[1]s` or `cube rm %[1]s`", c.ID, info.ID)
+			}
+		}
 	}
 	return nil
 }

@@ -125,6 +125,9 @@ func (c *Client) runningTask(ctx context.Context, id string) (client.Container, 
 		return nil, nil, err
 	}
 	task, err := ctr.Task(ctx, nil)
+	if errdefs.IsNotFound(err) && c.isPaused(ctx, id) {
+		return nil, nil, errPaused(id)
+	}
 	if errdefs.IsNotFound(err) {
 		return nil, nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s isn't running", id))
 	}
@@ -134,6 +137,9 @@ func (c *Client) runningTask(ctx context.Context, id string) (client.Container, 
 	st, err := task.Status(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("look up the task of container %s: %w", id, err)
+	}
+	if st.Status == client.Stopped && c.isPaused(ctx, id) {
+		return nil, nil, errPaused(id)
 	}
 	if st.Status != client.Running {
 		return nil, nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s isn't running but %s", id, st.Status))

@@ -10,6 +10,7 @@ import (
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -23,7 +24,8 @@ type Container struct {
 	Image   string    `json:"image"`
 	Command []string  `json:"command"`
 	Created time.Time `json:"created"`
-	// Status is created, running, paused, pausing, stopped, or "" for a container without a task.
+	// Status is created, running, paused, pausing, stopped, or "" for a container without a task. One that is paused to disk
+	// has no machine.
 	Status string `json:"status"`
 	// PID is the host pid of the container's machine, 0 without a task.
 	PID uint32 `json:"pid,omitempty"`
@@ -31,6 +33,7 @@ type Container struct {
 	StoreFull  bool       `json:"store_full,omitempty"`
 	ExitStatus *uint32    `json:"exit_status,omitempty"`
 	ExitedAt   *time.Time `json:"exited_at,omitempty"`
+	PausedAt   *time.Time `json:"paused_at,omitempty"` // to disk
 }
 
 // List lists this runtime's containers, newest first: those that run, or all.
@@ -59,6 +62,9 @@ func (c *Client) List(ctx context.Context, all bool) ([]Container, error) {
 	out := []Container{} // an empty list is one, in JSON too
 	for _, r := range records {
 		k := describe(r, byID[r.ID])
+		if k.Status == "" || k.ExitStatus != nil {
+			c.describePaused(ctx, &k)
+		}
 		k.StoreFull = full[k.PID] && k.ExitStatus == nil
 		if all || k.Status != "" && k.Status != "stopped" {
 			out = append(out, k)
@@ -83,4 +89,16 @@ func describe(r containers.Container, t *task.Process) Container {
 		k.ExitStatus, k.ExitedAt = &t.ExitStatus, &at
 	}
 	return k
+}
+
+// describePaused tells of a container whose task has ended, if there was one, that it is paused to disk.
+func (c *Client) describePaused(ctx context.Context, k *Container) {
+	cp, err := c.paused(ctx, k.ID).Checkpoint()
+	if errdefs.IsNotFound(err) {
+		return
+	}
+	k.Status, k.PID, k.ExitStatus, k.ExitedAt = "paused", 0, nil, nil
+	if err == nil { // otherwise a resume tells why it can't be
+		k.PausedAt = &cp.Time
+	}
 }

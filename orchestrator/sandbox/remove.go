@@ -47,6 +47,9 @@ func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) error
 	if err != nil {
 		return err
 	}
+	if _, _, err := c.runningTask(ctx, id); err != nil && c.isPaused(ctx, id) {
+		return err
+	}
 	return c.stop(ctx, ctr, grace)
 }
 

@@ -61,6 +61,12 @@ func (c *Client) Run(ctx context.Context, s Spec, stdio Stdio, remove bool, p Pr
 		return 0, err
 	}
 	defer term.restore()
+	wasPaused := false
+	defer func() {
+		if err == nil && wasPaused {
+			err = errPaused(s.ID)
+		}
+	}()
 	var u undo.Stack
 	defer u.Run(&err)
 	made, err := c.create(ctx, &u, s, term.creator(c.fifoDir()), p)
@@ -73,6 +79,9 @@ func (c *Client) Run(ctx context.Context, s Spec, stdio Stdio, remove bool, p Pr
 	}
 	cctx, cancel := c.cleanup(ctx)
 	defer cancel()
+	if wasPaused = c.isPaused(cctx, s.ID); wasPaused {
+		return code, nil // the task is deleted by whoever has paused it
+	}
 	if remove {
 		return code, c.remove(cctx, made.ctr, made.task)
 	}
@@ -140,6 +149,9 @@ func (c *Client) remove(ctx context.Context, ctr client.Container, task client.T
 		if _, err := task.Delete(ctx, client.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete the task of container %s: %w", ctr.ID(), err)
 		}
+	}
+	if err := c.forgetPaused(ctx, ctr.ID()); err != nil {
+		return err
 	}
 	if err := ctr.Delete(ctx, client.WithSnapshotCleanup); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("delete container %s: %w", ctr.ID(), err)

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 
+	"github.com/cubesandbox/cube/shim/api"
 	"github.com/cubesandbox/cube/shim/saved"
 	"github.com/cubesandbox/cube/shim/snapshots"
 )
@@ -23,6 +24,16 @@ func (c *Client) save(ctx context.Context, id, name string, purpose saved.Purpos
 	}
 	defer shim.Close()
 	return shim.Save(ctx, name, purpose)
+}
+
+// stats asks the shim of a container.
+func (c *Client) stats(ctx context.Context, id string) (*api.StatsResponse, error) {
+	shim, err := snapshots.Dial(ctx, c.cfg, c.cfg.Containerd.Namespace, id)
+	if err != nil {
+		return nil, err
+	}
+	defer shim.Close()
+	return shim.Stats(ctx)
 }
 
 // Rollback puts a running container back to a snapshot of it: its memory and its disk.

@@ -80,7 +80,7 @@ func (s *stack) warmBase(ctx context.Context) error {
 	return nil
 }
 
-// openAPI has the API serve, when what an earlier life has left of clones is gone.
+// openAPI has the API serve, when what an earlier life has left of clones and of paused containers is gone.
 func (s *stack) openAPI(ctx context.Context) error {
 	c, err := sandbox.Connect(ctx, s.cfg)
 	if err != nil {
@@ -93,6 +93,9 @@ func (s *stack) openAPI(ctx context.Context) error {
 	}
 	if err != nil {
 		s.Log.Warn("unfinished clones can't all be removed", "error", err)
+	}
+	if err := c.ForgetPaused(ctx); err != nil {
+		s.Log.Warn("what containers were paused with that are no more can't all be removed", "error", err)
 	}
 	s.api.Open(c)
 	return nil

@@ -246,8 +246,8 @@ func (*StatsRequest) Descriptor() ([]byte, []int) {
 type StatsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pid           uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`                                       // the machine's
-	Snapshot      string                 `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                              // that it was made from; "" for one that began fresh
-	Cold          string                 `protobuf:"bytes,3,opt,name=cold,proto3" json:"cold,omitempty"`                                      // why it began fresh although there was a snapshot, with the disks of that
+	Snapshot      string                 `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                              // that it was made from; "" for none
+	Cold          string                 `protobuf:"bytes,3,opt,name=cold,proto3" json:"cold,omitempty"`                                      // why only its disk is of that; "" if all of it is
 	PrivateBytes  uint64                 `protobuf:"varint,4,opt,name=private_bytes,json=privateBytes,proto3" json:"private_bytes,omitempty"` // of memory that no other process has
 	PssBytes      uint64                 `protobuf:"varint,5,opt,name=pss_bytes,json=pssBytes,proto3" json:"pss_bytes,omitempty"`             // of memory, with what is shared divided among those who share it
 	DiskBytes     uint64                 `protobuf:"varint,6,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`          // that its writable disks occupy, what they share with others included

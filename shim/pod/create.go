@@ -178,7 +178,7 @@ func (n *creation) claimed(ctx context.Context) (c *container, err error) {
 		n.making.goOn(n.from)
 	}
 	if n.cold != "" {
-		n.making.cold = n.cold
+		n.making.cold, n.making.snapshot = n.cold, n.coldFrom.info.ID
 		n.making.ownDisks()
 	}
 	if c, err = n.run(ctx); err != nil {

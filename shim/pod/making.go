@@ -34,7 +34,8 @@ type making struct {
 	request  vmm.Request // what the machine is to be
 	network  spec.Network
 	from     *origin // nil for a machine in which nothing has run yet
-	cold     string  // why that is so although there was a snapshot; "" if there was none
+	snapshot string  // that it is made from, or has its disk of; "" for none
+	cold     string  // why only the disk; "" if all of it
 
 	undo     undo.Stack
 	state    record.PodState

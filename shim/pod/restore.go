@@ -99,7 +99,7 @@ func (k *making) store() *snapshot.Store { return k.env.Snapshots(k.cfg) }
 
 // goOn makes the machine one that goes on from a snapshot.
 func (k *making) goOn(from *origin) {
-	k.from = from
+	k.from, k.snapshot = from, from.info.ID
 	k.request.Snapshot, k.request.Shape = from.info.ID, vmm.Shape{}
 	k.ownDisks()
 	k.request.DiskDir = k.state.DiskDir

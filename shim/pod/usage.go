@@ -13,8 +13,8 @@ import (
 // Usage is what a pod's machine is of, and what it takes of the host.
 type Usage struct {
 	PID      int
-	Snapshot string // that it was made from; "" for one that began fresh
-	Cold     string // why it began fresh although there was a snapshot, with the disk of that
+	Snapshot string // that it was made from; "" for none
+	Cold     string // why only its disk is of that; "" if all of it is
 	// Private is the memory that no other process has, PSS all of it with what is shared divided among those who share it, and
 	// Disk what the disks of its own occupy, what they share with others included. In bytes.
 	Private, PSS, Disk uint64
@@ -26,10 +26,7 @@ func (p *Pod) Usage() (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	u := Usage{PID: v.PID(), Cold: v.made.cold}
-	if v.made.from != nil {
-		u.Snapshot = v.made.from.info.ID
-	}
+	u := Usage{PID: v.PID(), Snapshot: v.made.snapshot, Cold: v.made.cold}
 	if u.Private, u.PSS, err = memoryOf(u.PID); err != nil {
 		return u, v.explain(fmt.Errorf("measure the virtual machine's memory: %w", err))
 	}

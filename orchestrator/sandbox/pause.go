@@ -1,0 +1,198 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/shim/saved"
+	"github.com/cubesandbox/cube/shim/snapshots"
+)
+
+// paused is what says whether a container of the context's namespace is paused to disk.
+func (c *Client) paused(ctx context.Context, id string) saved.Paused {
+	ns, _ := namespaces.Namespace(ctx)
+	return saved.PausedOf(c.cfg, ns, id)
+}
+
+// isPaused tells whether one without a task that runs is paused.
+func (c *Client) isPaused(ctx context.Context, id string) bool {
+	_, err := c.paused(ctx, id).Checkpoint()
+	return !errdefs.IsNotFound(err)
+}
+
+// errPaused is the error of what needs a container to run that is paused to disk.
+func errPaused(id string) error {
+	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s is paused: `cube resume %s` has it go on", id, id))
+}
+
+// Pause saves a running container to disk and ends its machine: it takes no memory and no process until it is resumed, and
+// outlives the host's. After an error it runs on, or is paused if the error says so.
+func (c *Client) Pause(ctx context.Context, id string) error {
+	ctx = c.context(ctx)
+	ctr, _, err := c.runningTask(ctx, id)
+	if err != nil {
+		return err
+	}
+	shim, err := snapshots.Dial(ctx, c.cfg, c.cfg.Containerd.Namespace, id)
+	if err != nil {
+		return err
+	}
+	defer shim.Close()
+	if err := shim.Pause(ctx, id); err != nil {
+		return err
+	}
+	// What can't be deleted, a resume deletes.
+	ctx, cancel := c.cleanup(ctx)
+	defer cancel()
+	if err := c.endTask(ctx, ctr); err != nil {
+		return fmt.Errorf("container %s is paused, but: %w", id, err)
+	}
+	return nil
+}
+
+// endTask deletes the container's task, whatever state it is in, if there is one.
+func (c *Client) endTask(ctx context.Context, ctr client.Container) error {
+	task, err := ctr.Task(ctx, nil)
+	if err == nil {
+		_, err = task.Delete(ctx, client.WithProcessKill)
+	}
+	if err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("delete the task of container %s: %w", ctr.ID(), err)
+	}
+	return nil
+}
+
+// Resume has a paused container go on, with its output in its log file. note says why it didn't from its memory, but began
+// anew with its disk; "" if it did. After an error it is paused.
+func (c *Client) Resume(ctx context.Context, id string) (note string, err error) {
+	ctx = c.context(ctx)
+	ctr, err := c.container(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	paused := c.paused(ctx, id)
+	// Until all is settled: a pause that comes next writes a checkpoint of its own.
+	unlock, err := paused.Lock(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	cp, err := paused.Checkpoint()
+	if err != nil {
+		return "", err
+	}
+	note, runs := c.resumed(ctx, id, cp.Snapshot)
+	if !runs {
+		if note, err = c.goOn(ctx, ctr, string(paused)); err != nil {
+			return "", err
+		}
+	}
+	if err := errors.Join(paused.End(cp.Snapshot), deleteSnapshot(c.cfg, cp.Snapshot)); err != nil {
+		return note, fmt.Errorf("container %s runs, but what it was paused with is still there: %w", id, err)
+	}
+	return note, nil
+}
+
+// resumed tells whether the container has gone on from the snapshot already: whoever resumed it has died just then.
+func (c *Client) resumed(ctx context.Context, id, snapshot string) (note string, runs bool) {
+	if _, _, err := c.runningTask(ctx, id); err != nil {
+		return "", false
+	}
+	stats, err := c.stats(ctx, id)
+	if err != nil {
+		return "", false
+	}
+	return stats.Cold, stats.Snapshot == snapshot
+}
+
+// goOn makes the container's task of the checkpoint in the directory.
+func (c *Client) goOn(ctx context.Context, ctr client.Container, checkpoint string) (note string, err error) {
+	spec, err := ctr.Spec(ctx)
+	if err != nil {
+		return "", fmt.Errorf("read the spec of container %s: %w", ctr.ID(), err)
+	}
+	if err := c.endTask(ctx, ctr); err != nil { // of a pause or a resume that was cut short
+		return "", err
+	}
+	if err := os.MkdirAll(filepath.Dir(LogPath(c.cfg, ctr.ID())), 0o700); err != nil {
+		return "", fmt.Errorf("make the log directory: %w", err)
+	}
+	creator := cio.LogURI(logURI(c.cfg, ctr.ID()))
+	if spec.Process.Terminal {
+		creator = cio.TerminalLogURI(logURI(c.cfg, ctr.ID()))
+	}
+	var u undo.Stack
+	defer u.Run(&err)
+	u.Push(func() error {
+		cctx, cancel := c.cleanup(ctx)
+		defer cancel()
+		return errors.Join(c.Await(cctx), c.endTask(cctx, ctr))
+	})
+	tctx, cancel := c.patient(ctx)
+	defer cancel()
+	task, err := ctr.NewTask(tctx, creator, client.WithRestoreImagePath(checkpoint))
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		err = task.Start(tctx)
+	}
+	if err != nil {
+		return "", fmt.Errorf("resume container %s: %w", ctr.ID(), err)
+	}
+	stats, err := c.stats(ctx, ctr.ID())
+	if err != nil {
+		return "", nil // it has ended since: all that there was to say is in the log
+	}
+	return stats.Cold, nil
+}
+
+// forgetPaused removes what a container was paused with, if it was: it is to be removed itself.
+func (c *Client) forgetPaused(ctx context.Context, id string) error {
+	paused := c.paused(ctx, id)
+	unlock, err := paused.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	cp, err := paused.Checkpoint()
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	// Of one that can't be read nothing is known, but it goes, too; then nothing names its snapshot.
+	if err := paused.Forget(); err != nil || cp.Snapshot == "" {
+		return err
+	}
+	return deleteSnapshot(c.cfg, cp.Snapshot)
+}
+
+// ForgetPaused removes what containers were paused with that are no more: somebody has removed them in containerd.
+func (c *Client) ForgetPaused(ctx context.Context) error {
+	spaces, err := os.ReadDir(c.cfg.PausedDir())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, ns := range spaces {
+		nctx := namespaces.WithNamespace(ctx, ns.Name())
+		dirs, err := os.ReadDir(filepath.Join(c.cfg.PausedDir(), ns.Name()))
+		errs = append(errs, err)
+		for _, d := range dirs {
+			_, err := c.ctrd.LoadContainer(nctx, d.Name())
+			if errdefs.IsNotFound(err) {
+				err = c.forgetPaused(nctx, d.Name())
+			}
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
