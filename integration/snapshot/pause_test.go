@@ -20,7 +20,7 @@ const keeper = `exec 3>>/n; i=0; while :; do i=$((i+1)); echo $i >&3; printf '%d
 func gapless(t *testing.T, id string) int {
 	t.Helper()
 	n := 0
-	for line := range strings.Lines(cube(t, "logs", id) + "\n") {
+	for line := range strings.Lines(s.Cube("logs", id).Stdout) {
 		n++
 		if want := fmt.Sprintf("%d %0200d\n", n, n); line != want {
 			t.Fatalf("line %d of the log is %.30q", n, line)
@@ -57,7 +57,7 @@ func TestPause(t *testing.T) {
 	store(t)
 	id := s.ID(t, "paused")
 	cube(t, "run", "-d", "--name", id, stack.Image, "sh", "-c", keeper)
-	t.Cleanup(func() { cube(t, "rm", "-f", id) })
+	t.Cleanup(func() { s.Cube("rm", "-f", id) }) // unless the test has come to that
 	s.Eventually(t, time.Minute, "numbers", func() bool { return gapless(t, id) > 0 })
 	cycles := 5
 	if os.Getenv("CUBE_TEST_LONG") != "" {
@@ -154,7 +154,7 @@ func TestPauseKilled(t *testing.T) {
 		{"pause", s.Config.SnapshotDir(), daemon},
 		{"resume", s.Config.DiskDir(), daemon},
 		{"resume", s.Config.PodDir(), "containerd-shim-cube-v2"},
-		{"resume", s.Config.DiskDir(), "qemu-system"},
+		{"resume", s.Config.DiskDir(), "-M microvm"},
 	} {
 		if c.verb == "resume" && !strings.Contains(cube(t, "ps"), "paused") {
 			cube(t, "pause", id)
@@ -163,6 +163,7 @@ func TestPauseKilled(t *testing.T) {
 		w.names = nil
 		under := begin(t, c.verb, id)
 		w.await("")
+		s.Eventually(t, time.Minute, c.word, func() bool { return len(s.Processes(c.word)) == 1 })
 		end(t, c.word, unix.SIGKILL)
 		err := under.Wait()
 		if c.word == daemon {
@@ -174,7 +175,8 @@ func TestPauseKilled(t *testing.T) {
 			return r.Err == nil || strings.Contains(r.Stderr, "cube resume")
 		})
 		if strings.Contains(cube(t, "ps"), "paused") {
-			cube(t, "resume", id)
+			// Containerd may still be ending what the killed one had begun.
+			s.Eventually(t, time.Minute, "a resume", func() bool { return s.Cube("resume", id).Err == nil })
 		}
 		lasts(t, id)
 		if left := cube(t, "snapshot", "ls", "-q"); left != "" {

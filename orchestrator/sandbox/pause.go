@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
@@ -142,6 +143,8 @@ func (c *Client) goOn(ctx context.Context, ctr client.Container, checkpoint stri
 	task, err := ctr.NewTask(tctx, creator, client.WithRestoreImagePath(checkpoint))
 	if err == nil {
 		err = context.Cause(ctx)
+	} else if strings.Contains(err.Error(), "file exists") { // the directory of the task's bundle; containerd gives it no class
+		err = errdefs.ErrUnavailable.WithMessage("containerd is still ending what was left of an attempt that was cut short: try again")
 	}
 	if err == nil {
 		err = task.Start(tctx)
@@ -156,14 +159,8 @@ func (c *Client) goOn(ctx context.Context, ctr client.Container, checkpoint stri
 	return stats.Cold, nil
 }
 
-// forgetPaused removes what a container was paused with, if it was: it is to be removed itself.
-func (c *Client) forgetPaused(ctx context.Context, id string) error {
-	paused := c.paused(ctx, id)
-	unlock, err := paused.Lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
+// forget removes what a container was paused with, if it was. It is locked.
+func (c *Client) forget(paused saved.Paused) error {
 	cp, err := paused.Checkpoint()
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -182,16 +179,24 @@ func (c *Client) ForgetPaused(ctx context.Context) error {
 		return nil
 	}
 	errs := []error{err}
+	forgetOne := func(ctx context.Context, id string) error {
+		paused := c.paused(ctx, id)
+		unlock, err := paused.Lock(ctx)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if _, err = c.ctrd.LoadContainer(ctx, id); errdefs.IsNotFound(err) {
+			err = c.forget(paused)
+		}
+		return err
+	}
 	for _, ns := range spaces {
 		nctx := namespaces.WithNamespace(ctx, ns.Name())
 		dirs, err := os.ReadDir(filepath.Join(c.cfg.PausedDir(), ns.Name()))
 		errs = append(errs, err)
 		for _, d := range dirs {
-			_, err := c.ctrd.LoadContainer(nctx, d.Name())
-			if errdefs.IsNotFound(err) {
-				err = c.forgetPaused(nctx, d.Name())
-			}
-			errs = append(errs, err)
+			errs = append(errs, forgetOne(nctx, d.Name()))
 		}
 	}
 	return errors.Join(errs...)

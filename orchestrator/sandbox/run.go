@@ -138,6 +138,12 @@ func (c *Client) create(ctx context.Context, u *undo.Stack, s Spec, creator cio.
 // remove kills and deletes the container's task, if any, and deletes the container with its disk and log. task may be
 // nil: it is looked up then.
 func (c *Client) remove(ctx context.Context, ctr client.Container, task client.Task) error {
+	paused := c.paused(ctx, ctr.ID())
+	unlock, err := paused.Lock(ctx) // nobody resumes it meanwhile
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if task == nil {
 		t, err := ctr.Task(ctx, nil)
 		if err != nil && !errdefs.IsNotFound(err) {
@@ -150,7 +156,7 @@ func (c *Client) remove(ctx context.Context, ctr client.Container, task client.T
 			return fmt.Errorf("delete the task of container %s: %w", ctr.ID(), err)
 		}
 	}
-	if err := c.forgetPaused(ctx, ctr.ID()); err != nil {
+	if err := c.forget(paused); err != nil {
 		return err
 	}
 	if err := ctr.Delete(ctx, client.WithSnapshotCleanup); err != nil && !errdefs.IsNotFound(err) {
