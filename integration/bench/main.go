@@ -71,14 +71,16 @@ func run(part string, n, idle, clones int) error {
 func machines(root string, n, idle int) (err error) {
 	started := time.Now()
 	s, err := stack.Start(root)
+	if s != nil { // with an error, too
+		defer func() {
+			if e := s.Stop(); err == nil {
+				err = e
+			}
+		}()
+	}
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if e := s.Stop(); err == nil {
-			err = e
-		}
-	}()
 	up := time.Since(started)
 	if err := s.ImportDemo(); err != nil {
 		return err

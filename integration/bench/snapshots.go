@@ -16,14 +16,16 @@ import (
 // user waits for it, and by stages from the shims' logs.
 func snapshots(root string, n, clones int) (err error) {
 	s, err := stack.Start(root)
+	if s != nil { // with an error, too
+		defer func() {
+			if e := s.Stop(); err == nil {
+				err = e
+			}
+		}()
+	}
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if e := s.Stop(); err == nil {
-			err = e
-		}
-	}()
 	if err := s.ImportDemo(); err != nil {
 		return err
 	}
