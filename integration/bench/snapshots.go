@@ -158,7 +158,7 @@ func (b *bench) lives() error {
 	rows := []struct {
 		name string
 		s    sample
-	}{{name: "`cube clone`, which saves and makes one"}, {name: "`cube clone -n 10`"}, {name: "`cube rollback`"}}
+	}{{name: "`cube clone`, which saves and makes one"}, {name: "`cube clone -n 10`"}, {name: "`cube rollback`"}, {name: "`cube pause`"}, {name: "`cube resume`"}}
 	note := func(row int, args ...string) (out string, err error) {
 		out, took, err := b.must(args...)
 		rows[row].s = append(rows[row].s, took)
@@ -198,6 +198,14 @@ func (b *bench) lives() error {
 	}
 	if _, _, err := b.must("snapshot", "rm", name); err != nil {
 		return err
+	}
+	for range b.n {
+		if _, err := note(3, "pause", id); err != nil {
+			return err
+		}
+		if _, err := note(4, "resume", id); err != nil {
+			return err
+		}
 	}
 	fmt.Printf("\n### What a user waits for, with an idle container in a machine of 256 MiB\n\n| | n | p50 ms | p95 ms |\n| --- | --- | --- | --- |\n")
 	for _, r := range rows {
