@@ -200,11 +200,16 @@ func (c *Client) removeClones(ctx context.Context, snapshot string) error {
 // UndoClones removes the clones that processes which have died were making, then the snapshots of which they made them. It
 // returns the names of those.
 func (c *Client) UndoClones(ctx context.Context) (undone []string, err error) {
-	all, err := snapshot.New(c.cfg, slog.New(slog.DiscardHandler)).List()
+	store := snapshot.New(c.cfg, slog.New(slog.DiscardHandler))
+	all, err := store.List()
 	errs := []error{err}
 	for _, info := range all {
 		p, err := saved.Decode(info.Note)
 		if info.Damage != "" || err != nil || p.Purpose != saved.ForClone || Cloning(c.cfg, info.ID) {
+			continue
+		}
+		// Only then: whoever has made all of them since has deleted it before giving it up, and the clones are there to stay.
+		if _, err := store.Inspect(info.ID); errdefs.IsNotFound(err) {
 			continue
 		}
 		err = c.removeClones(ctx, info.ID)

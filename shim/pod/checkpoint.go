@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	eventsapi "github.com/containerd/containerd/api/events"
@@ -55,7 +56,13 @@ func (p *Pod) PauseToDisk(ctx context.Context, id string) error {
 		return err
 	}
 	defer unlock()
-	return p.saveLast(ctx, c, saved.ForPause, string(paused), paused.Write)
+	return p.saveLast(ctx, c, saved.ForPause, string(paused), func(cp saved.Checkpoint) error {
+		err := paused.Write(cp)
+		if err != nil { // it may be there, though not for good, and the container goes on
+			err = errors.Join(err, paused.End(cp.Snapshot))
+		}
+		return err
+	})
 }
 
 // savable finds a container that can be saved by itself.
