@@ -19,14 +19,14 @@ func TestIdentity(t *testing.T) {
 	if !strings.HasPrefix(r.Kernel, "6.") || r.MemoryBytes < 150<<20 || r.MemoryBytes > 256<<20 || r.AgentVersion == "" {
 		t.Errorf("%v", r)
 	}
-	bad := func(r *api.ConfigureRequest, words string) {
+	bad := func(r *api.ConfigureRequest, code codes.Code, words string) {
 		t.Helper()
 		_, err := m.agent.Configure(contextFor(t, 10*time.Second), r)
-		want(t, err, codes.Unknown, words)
+		want(t, err, code, words)
 	}
-	bad(&api.ConfigureRequest{UnixNanos: 1, Entropy: make([]byte, 31), SandboxId: "x"}, "31 bytes of entropy")
-	bad(&api.ConfigureRequest{UnixNanos: 1, Entropy: make([]byte, 32)}, "id")
-	bad(&api.ConfigureRequest{UnixNanos: 1, Entropy: make([]byte, 32), SandboxId: "x", Hostname: strings.Repeat("h", 65)}, "longer than 64")
+	bad(&api.ConfigureRequest{UnixNanos: 1, Entropy: make([]byte, 31), SandboxId: "x"}, codes.Unknown, "31 bytes of entropy")
+	bad(&api.ConfigureRequest{UnixNanos: 1, Entropy: make([]byte, 32)}, codes.Unknown, "id")
+	bad(&api.ConfigureRequest{UnixNanos: 1, Entropy: make([]byte, 32), SandboxId: "x", Hostname: strings.Repeat("h", 65)}, codes.InvalidArgument, "longer than 64")
 	m.configure(t)
 
 	f := m.events(t)

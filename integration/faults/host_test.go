@@ -88,7 +88,7 @@ func TestFullStore(t *testing.T) {
 		began := time.Now()
 		other := s.ID(t, "other")
 		r := s.Ctr("run", "--rm", "--runtime", "io.cube.v2", "--snapshotter", "cube", stack.Image, other, "echo", "hello")
-		if msg := strings.TrimSpace(r.Stderr); r.Err != nil && (strings.Contains(msg, "\n") || !strings.Contains(msg, "space")) {
+		if msg := strings.TrimSpace(r.Stderr); r.Err != nil && (strings.Contains(msg, "\n") || !strings.Contains(msg, "free")) {
 			t.Errorf("want an error of one line that says what is missing: %+v", r)
 		}
 		if took := time.Since(began); took > s.Config.Timeout(30*time.Second) {

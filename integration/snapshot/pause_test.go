@@ -153,7 +153,7 @@ func TestPauseKilled(t *testing.T) {
 	for _, c := range []struct{ verb, at, word string }{
 		{"pause", s.Config.SnapshotDir(), daemon},
 		{"resume", s.Config.DiskDir(), daemon},
-		{"resume", s.Config.PodDir(), "containerd-shim-cube-v2"},
+		{"resume", s.Config.PodDir(), "containerd-shim-cube-v2 -namespace default -id"},
 		{"resume", s.Config.DiskDir(), "-M microvm"},
 	} {
 		if c.verb == "resume" && !strings.Contains(cube(t, "ps"), "paused") {

@@ -73,7 +73,7 @@ func (c *Client) endTask(ctx context.Context, ctr client.Container) error {
 }
 
 // Resume has a paused container go on, with its output in its log file. note says why it didn't from its memory, but began
-// anew with its disk; "" if it did. After an error it is paused.
+// anew with its disk; "" if it did. After an error it is paused, if the error doesn't say that it runs.
 func (c *Client) Resume(ctx context.Context, id string) (note string, err error) {
 	ctx = c.context(ctx)
 	ctr, err := c.container(ctx, id)
@@ -91,7 +91,10 @@ func (c *Client) Resume(ctx context.Context, id string) (note string, err error)
 	if err != nil {
 		return "", err
 	}
-	note, runs := c.resumed(ctx, id, cp.Snapshot)
+	note, runs, err := c.resumed(ctx, ctr, cp.Snapshot)
+	if err != nil {
+		return "", err
+	}
 	if !runs {
 		if note, err = c.goOn(ctx, ctr, string(paused)); err != nil {
 			return "", err
@@ -104,15 +107,29 @@ func (c *Client) Resume(ctx context.Context, id string) (note string, err error)
 }
 
 // resumed tells whether the container has gone on from the snapshot already: whoever resumed it has died just then.
-func (c *Client) resumed(ctx context.Context, id, snapshot string) (note string, runs bool) {
-	if _, _, err := c.runningTask(ctx, id); err != nil {
-		return "", false
+func (c *Client) resumed(ctx context.Context, ctr client.Container, snapshot string) (note string, runs bool, err error) {
+	task, err := ctr.Task(ctx, nil)
+	if errdefs.IsNotFound(err) {
+		return "", false, nil
 	}
-	stats, err := c.stats(ctx, id)
 	if err != nil {
-		return "", false
+		return "", false, fmt.Errorf("look up the task of container %s: %w", ctr.ID(), err)
 	}
-	return stats.Cold, stats.Snapshot == snapshot
+	st, err := task.Status(ctx)
+	if errdefs.IsNotFound(err) || err == nil && (st.Status == client.Created || st.Status == client.Stopped) {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, fmt.Errorf("look up the task of container %s: %w", ctr.ID(), err)
+	}
+	stats, err := c.stats(ctx, ctr.ID())
+	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) { // it has ended
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, fmt.Errorf("ask what container %s was made from: %w", ctr.ID(), err)
+	}
+	return stats.Cold, stats.Snapshot == snapshot, nil
 }
 
 // goOn makes the container's task of the checkpoint in the directory.
@@ -172,32 +189,48 @@ func (c *Client) forget(paused saved.Paused) error {
 	return deleteSnapshot(c.cfg, cp.Snapshot)
 }
 
-// ForgetPaused removes what containers were paused with that are no more: somebody has removed them in containerd.
-func (c *Client) ForgetPaused(ctx context.Context) error {
+// SettlePaused removes what containers were paused with that are no more, as somebody has removed them in containerd, and of
+// those that run again, as whoever resumed them has died.
+func (c *Client) SettlePaused(ctx context.Context) error {
 	spaces, err := os.ReadDir(c.cfg.PausedDir())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	errs := []error{err}
-	forgetOne := func(ctx context.Context, id string) error {
-		paused := c.paused(ctx, id)
-		unlock, err := paused.Lock(ctx)
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		if _, err = c.ctrd.LoadContainer(ctx, id); errdefs.IsNotFound(err) {
-			err = c.forget(paused)
-		}
-		return err
-	}
 	for _, ns := range spaces {
 		nctx := namespaces.WithNamespace(ctx, ns.Name())
 		dirs, err := os.ReadDir(filepath.Join(c.cfg.PausedDir(), ns.Name()))
 		errs = append(errs, err)
 		for _, d := range dirs {
-			errs = append(errs, forgetOne(nctx, d.Name()))
+			errs = append(errs, c.settlePaused(nctx, d.Name()))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (c *Client) settlePaused(ctx context.Context, id string) error {
+	paused := c.paused(ctx, id)
+	unlock, locked, err := paused.TryLock()
+	if err != nil || !locked {
+		return err // somebody is at it
+	}
+	defer unlock()
+	ctr, err := c.ctrd.LoadContainer(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return c.forget(paused)
+	}
+	if err != nil {
+		return err
+	}
+	cp, err := paused.Checkpoint()
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, runs, err := c.resumed(ctx, ctr, cp.Snapshot); err != nil || !runs {
+		return err
+	}
+	return errors.Join(paused.End(cp.Snapshot), deleteSnapshot(c.cfg, cp.Snapshot))
 }

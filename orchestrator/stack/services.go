@@ -94,8 +94,8 @@ func (s *stack) openAPI(ctx context.Context) error {
 	if err != nil {
 		s.Log.Warn("unfinished clones can't all be removed", "error", err)
 	}
-	if err := c.ForgetPaused(ctx); err != nil {
-		s.Log.Warn("what containers were paused with that are no more can't all be removed", "error", err)
+	if err := c.SettlePaused(ctx); err != nil {
+		s.Log.Warn("what containers were paused with that needn't it any more can't all be removed", "error", err)
 	}
 	s.api.Open(c)
 	return nil

@@ -189,6 +189,17 @@ func within(ctx context.Context, call func() error) error {
 	}
 }
 
+// errUnknownCall says that the agent doesn't know the call. To containerd it must not look like the shim's not knowing it.
+type errUnknownCall string
+
+func (e errUnknownCall) Error() string { return string(e) }
+
+// IsUnknownCall tells whether the agent is too old for the call that has failed.
+func IsUnknownCall(err error) bool {
+	var e errUnknownCall
+	return errors.As(err, &e)
+}
+
 // fromGuest is an error that the agent answered.
 func fromGuest(s *spb.Status) error {
 	text := Text(s.Message)
@@ -201,8 +212,8 @@ func fromGuest(s *spb.Status) error {
 		return errdefs.ErrAlreadyExists.WithMessage(text)
 	case codes.FailedPrecondition:
 		return errdefs.ErrFailedPrecondition.WithMessage(text)
-	case codes.Unimplemented: // an older agent's answer to a call that it doesn't know
-		return errdefs.ErrNotImplemented.WithMessage(text)
+	case codes.Unimplemented: // an older agent's answer
+		return fmt.Errorf("%w: %w", errUnknownCall(text), errdefs.ErrUnknown)
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("%s: %w", text, context.DeadlineExceeded)
 	}

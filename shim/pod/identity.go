@@ -8,9 +8,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/cubesandbox/cube/guest-agent/api"
+	"github.com/cubesandbox/cube/shim/guest"
 )
 
 // hostMachineID is the host's machine-id(5).
@@ -36,7 +35,7 @@ func (n *creation) name(ctx context.Context) error {
 		r.Hostname = hostname(n.making.hostname)
 	}
 	_, err := n.vm.guest.IdentifyContainer(ctx, r)
-	if errdefs.IsNotImplemented(err) {
+	if guest.IsUnknownCall(err) {
 		n.log.Warn("the container keeps the host name and the machine-id of the one that was saved: its agent is too old to change them")
 		return nil
 	}

@@ -40,8 +40,11 @@ func openOrigin(store *snapshot.Store, id string) (*origin, error) {
 // be it.
 func (n *creation) checkpointed() (err error) {
 	n.specSum, err = specSum(n.plan.Guest)
-	if err != nil || n.CreateRequest.Checkpoint == "" {
+	if err != nil {
 		return err
+	}
+	if n.CreateRequest.Checkpoint == "" {
+		return n.notPaused()
 	}
 	defer func() {
 		if err != nil {
@@ -75,6 +78,15 @@ func (n *creation) checkpointed() (err error) {
 		n.log.Info("the spec isn't what the container was saved with: what runs in it stays as it was")
 	}
 	return nil
+}
+
+// notPaused refuses to begin anew what is to go on from a checkpoint.
+func (n *creation) notPaused() error {
+	_, err := saved.PausedOf(n.cfg, n.env.Namespace, n.ID).Checkpoint()
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s is paused to disk: `cube resume %[1]s` has it go on, `cube rm %[1]s` removes it", n.ID))
 }
 
 // specSum is the digest of what a spec says of what runs in the guest.

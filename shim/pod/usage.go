@@ -1,7 +1,9 @@
 package pod
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -73,7 +75,11 @@ func occupied(dir string) (bytes uint64, err error) {
 	}
 	for _, e := range entries {
 		var st unix.Stat_t
-		if err := unix.Lstat(filepath.Join(dir, e.Name()), &st); err != nil {
+		err := unix.Lstat(filepath.Join(dir, e.Name()), &st)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since
+		}
+		if err != nil {
 			return 0, err
 		}
 		bytes += uint64(st.Blocks) * 512
