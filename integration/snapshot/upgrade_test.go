@@ -1,0 +1,116 @@
+package snapshot
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cubesandbox/cube/integration/stack"
+	"github.com/cubesandbox/cube/vmm/artefact"
+)
+
+// ownStack is a stack for the test alone, with artefacts that are its own.
+func ownStack(t *testing.T) {
+	t.Helper()
+	root, err := stack.Repository()
+	must(t, err)
+	artefacts := filepath.Join(t.TempDir(), "artefacts")
+	must(t, exec.Command("cp", "-a", s.Config.Artefacts, artefacts).Run())
+	t.Setenv("CUBE_ARTEFACTS", artefacts)
+	own, err := stack.Start(root)
+	if own != nil {
+		shared := s
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Log(own.Logs())
+			}
+			must(t, own.Stop())
+			s = shared
+		})
+	}
+	must(t, err)
+	s = own
+	must(t, s.ImportDemo())
+}
+
+// another makes another artefact of the one in use, which is that from then on.
+func another(t *testing.T, current string) {
+	t.Helper()
+	_, err := artefact.Publish(filepath.Dir(current), func(dir string) error {
+		if err := exec.Command("cp", "-a", current+"/.", dir).Run(); err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(dir, "another"), nil, 0o644)
+	})
+	must(t, err)
+}
+
+// TestUpgrade: what was saved with an older QEMU goes on with it as long as that is there, and comes back from its disk when it
+// isn't.
+func TestUpgrade(t *testing.T) {
+	if os.Getenv("CUBE_TEST_LONG") == "" {
+		t.Skip("it takes a minute and a stack of its own: CUBE_TEST_LONG=1 runs it")
+	}
+	ownStack(t)
+	st := store(t)
+	id := s.ID(t, "old")
+	cube(t, "run", "-d", "--name", id, stack.Image, "sh", "-c", keeper)
+	t.Cleanup(func() { s.Cube("rm", "-f", id) }) // unless the test has come to that
+	s.Eventually(t, time.Minute, "numbers", func() bool { return gapless(t, id) > 0 })
+	before := lasts(t, id)
+	cube(t, "pause", id)
+	qemuOf := func() string {
+		t.Helper()
+		info, err := st.Inspect(cube(t, "snapshot", "ls", "-q"))
+		must(t, err)
+		return info.Platform.QEMU
+	}
+	old := qemuOf()
+
+	cube(t, "down")
+	another(t, s.Config.QEMUDir())
+	another(t, s.Config.GuestDir())
+	cube(t, "up", "-d")
+	fresh := s.ID(t, "fresh")
+	cube(t, "run", "-d", "--name", fresh, stack.Image, "sleep", "1000")
+	cube(t, "prune")
+	if r := s.Cube("resume", id); r.Err != nil || r.Stderr != "" {
+		t.Fatalf("resume: %+v", r)
+	}
+	if after := lasts(t, id); after < before {
+		t.Errorf("%d before, %d after", before, after)
+	}
+	cube(t, "pause", id)
+	if q := qemuOf(); q != old {
+		t.Errorf("it went on with QEMU %s, not %s", q, old)
+	}
+	cube(t, "snapshot", "create", "--name", "fresh", fresh)
+	if info, err := st.Inspect("fresh"); err != nil || info.Platform.QEMU == old {
+		t.Errorf("a new one has QEMU %s, %v", info.Platform.QEMU, err)
+	}
+	cube(t, "snapshot", "rm", "fresh")
+	cube(t, "rm", "-f", fresh)
+
+	must(t, os.RemoveAll(filepath.Join(filepath.Dir(s.Config.QEMUDir()), old)))
+	r := s.Cube("resume", id)
+	if r.Err != nil || !strings.Contains(r.Stderr, "not among the artefacts any more") || strings.Count(r.Stderr, "\n") != 1 {
+		t.Fatalf("resume without its QEMU: %+v", r)
+	}
+	// The keeper began anew, in the file of before.
+	s.Eventually(t, time.Minute, "a second beginning", func() bool { return cube(t, "exec", id, "sh", "-c", "grep -c ^1$ /n; :") == "2" })
+	connected(t, id)
+	cube(t, "pause", id)
+	if r := s.Cube("resume", id); r.Err != nil || r.Stderr != "" {
+		t.Errorf("resume: %+v", r)
+	}
+	if n := cube(t, "exec", id, "grep", "-c", "^1$", "/n"); n != "2" {
+		t.Errorf("it began %s times", n)
+	}
+	cube(t, "rm", "-f", id)
+	if left, _ := os.ReadDir(s.Config.DiskDir()); len(left) > 0 {
+		t.Errorf("disks are left: %v", left)
+	}
+}
