@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,7 +28,13 @@ func end(t *testing.T, word string, sig unix.Signal) {
 	must(t, err)
 	defer unix.Close(fd)
 	must(t, unix.PidfdSendSignal(fd, sig, nil, 0))
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(s.Config.Timeout(time.Minute).Milliseconds()))
+	var n int
+	for {
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(s.Config.Timeout(time.Minute).Milliseconds()))
+		if !errors.Is(err, unix.EINTR) { // the runtime's own signals
+			break
+		}
+	}
 	if err != nil || n != 1 {
 		t.Fatalf("%s doesn't end: %v", found[0], err)
 	}
