@@ -276,6 +276,9 @@ func ended(pid int, within time.Duration) bool {
 	}
 	defer unix.Close(fd)
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(within.Milliseconds()))
+	for errors.Is(err, unix.EINTR) { // the runtime's own signals
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(within.Milliseconds()))
+	}
 	return err == nil && n == 1
 }
 
