@@ -46,8 +46,8 @@ type candidate struct {
 	remove func(ctx context.Context) (gone bool, err error)
 }
 
-// Prune removes what nobody needs: half-made things, snapshots whose reasons are gone, base snapshots and artefacts of another
-// time, unused layers. A failure doesn't keep it from the rest.
+// Prune removes what nobody needs: half-made things, disks without a pod, snapshots whose reasons are gone, base snapshots and
+// artefacts of another time, unused layers. A failure doesn't keep it from the rest.
 func Prune(ctx context.Context, cfg *config.Config, o Options) (Freed, error) {
 	freed := Freed{Items: []Removed{}} // an empty list is one, in JSON too
 	p := &plan{cfg: cfg, freed: &freed}
@@ -107,7 +107,7 @@ func (p *plan) find(ctx context.Context, spare int) (err error) {
 	if p.tally, err = account(ctx, p.cfg); err != nil {
 		return err
 	}
-	return errors.Join(p.findHalfMade(), p.findSnapshots(ctx), p.findBases(), p.findArtefacts(spare))
+	return errors.Join(p.findHalfMade(), p.findDisks(), p.findSnapshots(ctx), p.findBases(), p.findArtefacts(spare))
 }
 
 func (p *plan) add(kind, name, why string, bytes int64, remove func(context.Context) (bool, error)) {

@@ -1,6 +1,6 @@
 // Package usage tells what takes the host's disk space, and frees what nobody needs: what is only a cache of another time,
-// snapshots whose reasons are gone, what killed processes have left half-made, and layers that no image and no container has.
-// What somebody uses, or has given a name, stays.
+// snapshots whose reasons are gone, what killed processes have left half-made, disks whose pods are gone, and layers that no
+// image and no container has. What somebody uses, or has given a name, stays.
 //
 // Nothing of it depends on a running daemon but the layers, whose references are containerd's. What is in use is known by the
 // locks and holds that whoever uses it has, and looked at again when it is removed.

@@ -37,7 +37,7 @@ func (n *creation) run(ctx context.Context) (_ *container, err error) {
 }
 
 // claimDirs writes down what will be there, before any of it is.
-func (n *creation) claimDirs(context.Context) error {
+func (n *creation) claimDirs(ctx context.Context) error {
 	n.state = record.State{ID: n.ID, Namespace: n.env.Namespace, ConfigFile: n.ConfigFile, Poststop: n.plan.Hooks.Poststop}
 	if err := n.env.Dir.Join(n.ID, n.records); err != nil {
 		return err
@@ -48,7 +48,7 @@ func (n *creation) claimDirs(context.Context) error {
 	if n.making == nil {
 		return nil
 	}
-	if err := n.making.claim(); err != nil {
+	if err := n.making.claim(ctx); err != nil {
 		return err
 	}
 	n.undo.Push(n.making.release)

@@ -72,7 +72,7 @@ func shortName(dir record.Pod) string {
 }
 
 // claim makes the machine's directory, after having written down that it will be there.
-func (k *making) claim() error {
+func (k *making) claim(ctx context.Context) error {
 	if err := k.cleanUp(); err != nil {
 		return err
 	}
@@ -87,10 +87,7 @@ func (k *making) claim() error {
 		return nil
 	}
 	k.undo.Push(k.state.RemoveDisks)
-	if err := os.MkdirAll(k.state.DiskDir, 0o700); err != nil {
-		return fmt.Errorf("make the directory of the machine's disks: %w", err)
-	}
-	return nil
+	return record.MakeDisks(ctx, k.state.DiskDir)
 }
 
 // cleanUp undoes what an earlier shim of this pod has left. The pod's lock is ours, so nobody alive owns it.

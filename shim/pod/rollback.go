@@ -231,11 +231,14 @@ func (r *rollback) launch(ctx context.Context) error {
 	}
 	r.undo.Push(func() error { return old.env.Dir.SaveState(old.state) })
 	r.undo.Push(func() error { return errors.Join(k.undo.Release(), os.RemoveAll(k.request.DiskDir)) })
-	if err := errors.Join(k.env.Cleanup(k.cfg, k.request.Dir), os.RemoveAll(k.request.DiskDir)); err != nil { // of a rollback that failed to undo all
+	if err := k.env.Cleanup(k.cfg, k.request.Dir); err != nil { // of a rollback that failed to undo all
 		return err
 	}
-	if err := errors.Join(os.MkdirAll(k.request.Dir, 0o700), os.MkdirAll(k.request.DiskDir, 0o700)); err != nil {
-		return fmt.Errorf("make the machine's directories: %w", err)
+	if err := os.MkdirAll(k.request.Dir, 0o700); err != nil {
+		return fmt.Errorf("make the machine's directory: %w", err)
+	}
+	if err := record.MakeDisks(ctx, k.request.DiskDir); err != nil {
+		return err
 	}
 	k.undo.Push(func() error { return k.env.Cleanup(k.cfg, k.request.Dir) })
 	tap, err := r.old.machine.Tap()

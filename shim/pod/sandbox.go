@@ -94,7 +94,7 @@ func (p *Pod) own() (*machine, error) {
 
 // make takes all steps, for a machine without a container.
 func (k *making) make(ctx context.Context) (*vm, error) {
-	if err := k.claim(); err != nil {
+	if err := k.claim(ctx); err != nil {
 		return nil, err
 	}
 	err := k.launch(ctx, nil)
