@@ -1,0 +1,92 @@
+package db
+
+// migrations are the schema's versions, the first to begin with. One that was released is never changed.
+var migrations = []string{`
+CREATE TABLE teams (
+	id TEXT PRIMARY KEY CHECK (id GLOB '[a-z0-9]*' AND id NOT GLOB '*[^a-z0-9_-]*' AND length(id) <= 64),
+	created INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE keys (
+	id TEXT PRIMARY KEY,
+	team TEXT NOT NULL REFERENCES teams,
+	hash BLOB NOT NULL UNIQUE CHECK (length(hash) = 32), -- SHA-256 of the key
+	prefix TEXT NOT NULL, -- what may be shown of it
+	suffix TEXT NOT NULL,
+	created INTEGER NOT NULL,
+	used INTEGER NOT NULL DEFAULT 0,
+	revoked INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE templates (
+	id TEXT PRIMARY KEY,
+	team TEXT NOT NULL REFERENCES teams,
+	public INTEGER NOT NULL CHECK (public IN (0, 1)),
+	origin TEXT NOT NULL, -- the sandbox that it is a snapshot of, or ''
+	created INTEGER NOT NULL,
+	updated INTEGER NOT NULL,
+	spawned INTEGER NOT NULL DEFAULT 0,
+	spawns INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE INDEX templates_listed ON templates (team, origin = '', created, id);
+
+CREATE TABLE names (
+	team TEXT NOT NULL REFERENCES teams,
+	name TEXT NOT NULL,
+	template TEXT NOT NULL REFERENCES templates ON DELETE CASCADE,
+	PRIMARY KEY (team, name)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX names_of ON names (template);
+
+-- A build whose template is NULL is being made, or is no more: its machine's snapshot is to be deleted before it is.
+CREATE TABLE builds (
+	id TEXT PRIMARY KEY,
+	template TEXT REFERENCES templates ON DELETE SET NULL,
+	snapshot TEXT NOT NULL UNIQUE,
+	created INTEGER NOT NULL,
+	cpus INTEGER NOT NULL,
+	memory INTEGER NOT NULL, -- MiB
+	disk INTEGER NOT NULL,   -- MiB
+	settings TEXT NOT NULL CHECK (json_valid(settings))
+) STRICT, WITHOUT ROWID;
+CREATE INDEX builds_of ON builds (template, created);
+
+CREATE TABLE tags (
+	template TEXT NOT NULL REFERENCES templates ON DELETE CASCADE,
+	tag TEXT NOT NULL,
+	build TEXT NOT NULL REFERENCES builds,
+	assigned INTEGER NOT NULL,
+	PRIMARY KEY (template, tag)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX tags_of ON tags (build);
+
+CREATE TABLE sandboxes (
+	id TEXT PRIMARY KEY,
+	team TEXT NOT NULL REFERENCES teams,
+	template TEXT NOT NULL,
+	build TEXT NOT NULL,
+	state TEXT NOT NULL,
+	started INTEGER NOT NULL,
+	deadline INTEGER NOT NULL, -- of a paused one, when it was paused
+	spec TEXT NOT NULL CHECK (json_valid(spec))
+) STRICT, WITHOUT ROWID;
+CREATE INDEX sandboxes_listed ON sandboxes (team, started, id, state);
+CREATE INDEX sandboxes_counted ON sandboxes (team, state);
+CREATE INDEX sandboxes_of ON sandboxes (template);
+
+CREATE TABLE metadata (
+	sandbox TEXT NOT NULL REFERENCES sandboxes ON DELETE CASCADE,
+	key TEXT NOT NULL,
+	value TEXT NOT NULL,
+	PRIMARY KEY (sandbox, key)
+) STRICT, WITHOUT ROWID;
+
+-- Why there is no sandbox of that id any more, if nobody asked for that.
+CREATE TABLE ended (
+	id TEXT PRIMARY KEY,
+	team TEXT NOT NULL,
+	at INTEGER NOT NULL,
+	reason TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX ended_at ON ended (at);
+`}
