@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -40,6 +41,9 @@ func Open(ctx context.Context, path string) (_ *DB, err error) {
 			err = d.explain("open", err)
 		}
 	}()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
 	// SQLite gives its other files the same mode.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -83,6 +87,13 @@ func (d *DB) Close() error {
 
 // migrate brings the schema up to date, one version after the other.
 func (d *DB) migrate(ctx context.Context) error {
+	var found string
+	if err := d.write.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&found); err != nil {
+		return err
+	}
+	if found != "ok" {
+		return errdefs.ErrDataLoss.WithMessage(found)
+	}
 	var version int
 	if err := d.write.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
 		return err
@@ -101,13 +112,6 @@ func (d *DB) migrate(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-	}
-	var found string
-	if err := d.write.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&found); err != nil {
-		return err
-	}
-	if found != "ok" {
-		return errdefs.ErrDataLoss.WithMessage(found)
 	}
 	return nil
 }
@@ -155,7 +159,7 @@ func (d *DB) damage(err error) string {
 	return fmt.Sprintf("%s is damaged (%v): restore a backup of it, or move it and its -wal and -shm away to begin with no sandboxes, keys and templates", d.path, err)
 }
 
-// now and at: times are in microseconds since 1970, 0 is none.
+// stamp is a time in a row: microseconds since 1970, 0 for none.
 func stamp(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -163,6 +167,7 @@ func stamp(t time.Time) int64 {
 	return t.UnixMicro()
 }
 
+// at is the time that stamp has made us of.
 func at(us int64) time.Time {
 	if us == 0 {
 		return time.Time{}

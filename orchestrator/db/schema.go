@@ -22,13 +22,13 @@ CREATE TABLE templates (
 	id TEXT PRIMARY KEY,
 	team TEXT NOT NULL REFERENCES teams,
 	public INTEGER NOT NULL CHECK (public IN (0, 1)),
-	origin TEXT NOT NULL, -- the sandbox that it is a snapshot of, or ''
+	snapshot INTEGER NOT NULL CHECK (snapshot IN (0, 1)), -- of sandboxes
 	created INTEGER NOT NULL,
 	updated INTEGER NOT NULL,
 	spawned INTEGER NOT NULL DEFAULT 0,
 	spawns INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX templates_listed ON templates (team, origin = '', created, id);
+CREATE INDEX templates_of ON templates (team, snapshot, created, id);
 
 CREATE TABLE names (
 	team TEXT NOT NULL REFERENCES teams,
@@ -38,11 +38,12 @@ CREATE TABLE names (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX names_of ON names (template);
 
--- A build whose template is NULL is being made, or is no more: its machine's snapshot is to be deleted before it is.
+-- One without a template is being made, or nobody asks for it any more. It stays while sandboxes are of it.
 CREATE TABLE builds (
 	id TEXT PRIMARY KEY,
 	template TEXT REFERENCES templates ON DELETE SET NULL,
 	snapshot TEXT NOT NULL UNIQUE,
+	origin TEXT NOT NULL, -- the sandbox that it is a snapshot of, or ''
 	created INTEGER NOT NULL,
 	cpus INTEGER NOT NULL,
 	memory INTEGER NOT NULL, -- MiB
@@ -64,15 +65,15 @@ CREATE TABLE sandboxes (
 	id TEXT PRIMARY KEY,
 	team TEXT NOT NULL REFERENCES teams,
 	template TEXT NOT NULL,
-	build TEXT NOT NULL,
+	build TEXT NOT NULL REFERENCES builds,
 	state TEXT NOT NULL,
 	started INTEGER NOT NULL,
-	deadline INTEGER NOT NULL, -- of a paused one, when it was paused
+	deadline INTEGER NOT NULL,
 	spec TEXT NOT NULL CHECK (json_valid(spec))
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX sandboxes_listed ON sandboxes (team, started, id, state);
-CREATE INDEX sandboxes_counted ON sandboxes (team, state);
-CREATE INDEX sandboxes_of ON sandboxes (template);
+CREATE INDEX sandboxes_in ON sandboxes (team, state);
+CREATE INDEX sandboxes_of ON sandboxes (build);
 
 CREATE TABLE metadata (
 	sandbox TEXT NOT NULL REFERENCES sandboxes ON DELETE CASCADE,

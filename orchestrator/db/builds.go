@@ -1,0 +1,159 @@
+package db
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Build is one version of a template: a snapshot of a machine, and what is to be known of it.
+type Build struct {
+	ID string // a UUID
+	// Template is its template's id, "" while it is being made and when nobody asks for it any more.
+	Template string
+	// Snapshot is its name in the store of machines' snapshots.
+	Snapshot string
+	// Origin is the sandbox that it is a snapshot of, "" of a template.
+	Origin           string
+	CreatedAt        time.Time
+	CPUs             int
+	MemoryMB, DiskMB int
+	Settings         Settings
+}
+
+// Settings is what a build says of sandboxes that are made of it.
+type Settings struct {
+	EnvdVersion string `json:"envdVersion"`
+	// User and Workdir are the defaults of processes and files.
+	User    string `json:"user,omitempty"`
+	Workdir string `json:"workdir,omitempty"`
+	// Hook is told who the sandbox is before anybody else gets to it.
+	Hook *Hook `json:"hook,omitempty"`
+	// Start is a command that is started afresh in each sandbox: none runs in the snapshot. It is of the default user's shell.
+	Start string `json:"start,omitempty"`
+	// Container is what has to be known to make a container of the snapshot, for whoever makes it.
+	Container json.RawMessage `json:"container,omitempty"`
+}
+
+// Hook is an HTTP endpoint in the sandbox.
+type Hook struct {
+	Port int    `json:"port"`
+	Path string `json:"path"`
+}
+
+const buildColumns = "b.id, ifnull(b.template, ''), b.snapshot, b.origin, b.created, b.cpus, b.memory, b.disk, b.settings"
+
+// fields are where buildColumns are scanned to; read completes the build with them.
+func (b *Build) fields() (to []any, read func() error) {
+	var created int64
+	var settings []byte
+	return []any{&b.ID, &b.Template, &b.Snapshot, &b.Origin, &created, &b.CPUs, &b.MemoryMB, &b.DiskMB, &settings}, func() error {
+		b.CreatedAt = at(created)
+		return json.Unmarshal(settings, &b.Settings)
+	}
+}
+
+// BeginBuild writes down that a build's snapshot is going to be made. It belongs to no template until Publish.
+func (d *DB) BeginBuild(ctx context.Context, b Build) error {
+	settings, err := json.Marshal(b.Settings)
+	if err != nil {
+		return err
+	}
+	_, err = d.write.ExecContext(ctx, "INSERT INTO builds (id, snapshot, origin, created, cpus, memory, disk, settings) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+		b.ID, b.Snapshot, b.Origin, stamp(b.CreatedAt), b.CPUs, b.MemoryMB, b.DiskMB, string(settings))
+	return d.explain("write to", err)
+}
+
+// Build finds one by its id.
+func (d *DB) Build(ctx context.Context, id string) (Build, error) {
+	var b Build
+	to, read := b.fields()
+	err := d.read.QueryRowContext(ctx, "SELECT "+buildColumns+" FROM builds b WHERE id = ?", id).Scan(to...)
+	if err == nil {
+		err = read()
+	}
+	return b, d.explain("read", err)
+}
+
+// Loose lists the builds that belong to no template and that no sandbox is of: what is being made, and what can be deleted.
+func (d *DB) Loose(ctx context.Context) ([]Build, error) {
+	rows, err := d.read.QueryContext(ctx, "SELECT "+buildColumns+` FROM builds b
+		WHERE template IS NULL AND NOT EXISTS (SELECT 1 FROM sandboxes s WHERE s.build = b.id)`)
+	return collect(d, rows, err, func(b *Build) error {
+		to, read := b.fields()
+		return errors.Join(rows.Scan(to...), read())
+	})
+}
+
+// DropBuild forgets a build that is loose. Its machine's snapshot has been deleted.
+func (d *DB) DropBuild(ctx context.Context, id string) error {
+	_, err := d.write.ExecContext(ctx, "DELETE FROM builds WHERE id = ? AND template IS NULL", id)
+	return d.explain("write to", err)
+}
+
+// Publication makes a build what a template's tag stands for.
+type Publication struct {
+	Build string
+	Team  string
+	// Name is the template's, "" for one without. There may be one of the name, of which it becomes another build.
+	Name string
+	// Template is the id of the template if it has to be made.
+	Template string
+	Tag      string
+	Snapshot bool // of a sandbox
+	Public   bool
+}
+
+// Publish is what ends the making of a build. It returns the template's id. A name that stands for a template where a snapshot
+// is to be, or the other way round, is errdefs.ErrAlreadyExists.
+func (d *DB) Publish(ctx context.Context, p Publication) (template string, err error) {
+	err = d.update(ctx, func(tx *sql.Tx) error {
+		now := stamp(time.Now())
+		template = p.Template
+		var snapshot bool
+		err := tx.QueryRowContext(ctx, "SELECT t.id, t.snapshot FROM names n JOIN templates t ON t.id = n.template WHERE n.team = ? AND n.name = ?", p.Team, p.Name).Scan(&template, &snapshot)
+		switch {
+		case errors.Is(err, sql.ErrNoRows):
+			if _, err := tx.ExecContext(ctx, "INSERT INTO templates (id, team, public, snapshot, created, updated) VALUES (?, ?, ?, ?, ?, ?)",
+				template, p.Team, p.Public, p.Snapshot, now, now); err != nil {
+				return err
+			}
+			if p.Name != "" {
+				if _, err := tx.ExecContext(ctx, "INSERT INTO names (team, name, template) VALUES (?, ?, ?)", p.Team, p.Name, template); err != nil {
+					return err
+				}
+			}
+		case err != nil:
+			return err
+		case snapshot != p.Snapshot:
+			return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("the name %s is a %s's: choose another", p.Name, map[bool]string{true: "snapshot", false: "template"}[snapshot]))
+		}
+		res, err := tx.ExecContext(ctx, "UPDATE builds SET template = ? WHERE id = ?", template, p.Build)
+		if err != nil {
+			return err
+		}
+		if n, err := res.RowsAffected(); err != nil || n != 1 {
+			return fmt.Errorf("build %s: %w", p.Build, errdefs.ErrNotFound)
+		}
+		if _, err := tx.ExecContext(ctx, "INSERT INTO tags (template, tag, build, assigned) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET build = excluded.build, assigned = excluded.assigned",
+			template, p.Tag, p.Build, now); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "UPDATE templates SET updated = ?, public = public OR ? WHERE id = ?", now, p.Public, template); err != nil {
+			return err
+		}
+		return loosen(ctx, tx, template)
+	})
+	return template, d.explain("write to", err)
+}
+
+// loosen parts a template from its builds that no tag stands for any more.
+func loosen(ctx context.Context, tx *sql.Tx, template string) error {
+	_, err := tx.ExecContext(ctx, "UPDATE builds SET template = NULL WHERE template = ? AND NOT EXISTS (SELECT 1 FROM tags WHERE tags.build = builds.id)", template)
+	return err
+}
