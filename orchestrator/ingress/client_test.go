@@ -40,7 +40,7 @@ func serve(t *testing.T, routes Routes) (*Client, *http.Server) {
 }
 
 var sample = Route{
-	SandboxID: "i1", State: StateRunning, Addr: netip.MustParseAddr("10.200.0.7"), Epoch: "e1", Secure: true, EnvdToken: "secret-of-envd",
+	SandboxID: "i1", Seq: 7, State: StateRunning, Addr: netip.MustParseAddr("10.200.0.7"), Epoch: "e1", Secure: true, EnvdToken: "secret-of-envd",
 	TrafficToken: []byte{1, 2}, MaskHost: "localhost:${PORT}", HTTPSPorts: []uint16{443}, AutoResume: true,
 }
 

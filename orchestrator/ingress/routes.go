@@ -24,6 +24,8 @@ const EnvdPort = 49983
 // Route is the way into a sandbox.
 type Route struct {
 	SandboxID string `json:"sandboxID"`
+	// Seq orders what is told of one sandbox by one control plane: a greater one is of a later time.
+	Seq uint64 `json:"seq"`
 	// State is one of the lifecycle's.
 	State string `json:"state"`
 	// Addr is the sandbox's address as seen from this host; the zero Addr where it has none, as when it is paused.

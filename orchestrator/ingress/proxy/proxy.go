@@ -1,0 +1,255 @@
+// Package proxy takes requests from outside into sandboxes: HTTP of all versions, streams and upgraded connections, each to a
+// port of a sandbox and to nothing else. It keeps what is open while the control plane is away, and cuts it when the machine at its
+// end is another one. It trusts neither side.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/ingress"
+	"github.com/cubesandbox/cube/orchestrator/ingress/target"
+)
+
+// portPlaceholder stands for the port in Route.MaskHost.
+const portPlaceholder = "${PORT}"
+
+// Options are what a Proxy needs to know.
+type Options struct {
+	// Domain is that below which sandboxes' host names are, in lower case.
+	Domain string
+	Routes ingress.Routes
+	Log    *slog.Logger
+	// Scale adapts deadlines to the host.
+	Scale func(time.Duration) time.Duration
+}
+
+// Proxy is the http.Handler.
+type Proxy struct {
+	domain  string
+	table   *table
+	log     *slog.Logger
+	reverse *httputil.ReverseProxy
+}
+
+// New makes a proxy. Run keeps it up to date.
+func New(o Options) *Proxy {
+	p := &Proxy{domain: o.Domain, log: o.Log, table: newTable(o.Routes, o.Log, o.Scale)}
+	p.reverse = &httputil.ReverseProxy{
+		Rewrite:        rewrite,
+		Transport:      transport{},
+		FlushInterval:  -1,
+		ModifyResponse: noteUpgrade,
+		ErrorHandler:   p.failed,
+		ErrorLog:       log.New(io.Discard, "", 0), // what it tells is in the access log
+		BufferPool:     &buffers{},
+	}
+	return p
+}
+
+// Run follows the control plane until ctx ends, and then ends all that is open.
+func (p *Proxy) Run(ctx context.Context) {
+	p.table.watch(ctx)
+	p.table.close()
+}
+
+// visit is what is known of a request under way.
+type visit struct {
+	*stream
+	to      target.Target
+	route   ingress.Route
+	body    *body
+	refused bool
+}
+
+type visitKey struct{}
+
+func visitOf(ctx context.Context) *visit { return ctx.Value(visitKey{}).(*visit) }
+
+// ServeHTTP is of http.Handler.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	began := time.Now()
+	s, r := newStream(w, r)
+	v := &visit{stream: s}
+	openStreams.Inc()
+	defer func() {
+		s.finish()
+		openStreams.Dec()
+		c := class(s.status)
+		if v.refused {
+			c = "refused"
+		}
+		requests.WithLabelValues(c).Inc()
+		// No query: it may hold a signature.
+		p.log.Info("request", "sandbox", v.to.SandboxID, "port", v.to.Port, "client", r.RemoteAddr, "method", r.Method, "host", r.Host, "path", r.URL.Path,
+			"proto", r.Proto, "status", s.status, "refused", v.refused, "cut", s.wasCut(), "bytes", s.bytes, "took", time.Since(began).Round(time.Millisecond))
+	}()
+	if err := p.forward(v, r); err != nil {
+		p.refuse(v, r, err)
+	}
+}
+
+// forward hands a request to its sandbox. An error is of before that.
+func (p *Proxy) forward(v *visit, r *http.Request) (err error) {
+	if r.Method == http.MethodConnect || r.URL.Opaque != "" {
+		return &refusal{Message: "This proxy takes requests for sandboxes only", Code: http.StatusBadRequest}
+	}
+	if v.to, err = target.Of(r.Host, r.Header, p.domain); err != nil {
+		return err
+	}
+	if v.to.Reserved(r.URL.Path) {
+		return &refusal{SandboxID: v.to.SandboxID, Message: "The endpoint is reserved for the E2B control plane", Code: http.StatusNotFound}
+	}
+	pass := &pass{to: v.to, traffic: r.Header.Get(target.HeaderToken), req: r}
+	if v.route, err = p.table.enter(r.Context(), v.to.SandboxID, v.stream, pass.admit); err != nil {
+		return err
+	}
+	v.body = &body{ReadCloser: r.Body}
+	p.reverse.ServeHTTP(v, r.WithContext(context.WithValue(r.Context(), visitKey{}, v)))
+	return nil
+}
+
+// rewrite makes the request that the sandbox gets.
+func rewrite(pr *httputil.ProxyRequest) {
+	v := visitOf(pr.In.Context())
+	out := pr.Out
+	out.URL.Scheme = "http"
+	if v.route.HTTPS(v.to.Port) {
+		out.URL.Scheme = "https"
+	}
+	out.URL.Host = netip.AddrPortFrom(v.route.Addr, v.to.Port).String()
+	out.URL.User = nil                    // of a request line with a whole URL: it would become a header
+	out.URL.RawQuery = pr.In.URL.RawQuery // as it came, however odd
+	out.Trailer = pr.In.Trailer           // filled in when the body has been read
+	out.Host = pr.In.Host
+	if v.route.MaskHost != "" {
+		out.Host = strings.ReplaceAll(v.route.MaskHost, portPlaceholder, strconv.Itoa(int(v.to.Port)))
+	}
+	if out.Body != nil {
+		out.Body = v.body
+	}
+	// They are between the client and this proxy. The token is for all ports, whoever listens there.
+	for _, name := range []string{target.HeaderID, target.HeaderPort, target.HeaderToken} {
+		out.Header.Del(name)
+	}
+	// Nothing is upgraded that could carry further requests past the checks above: not to HTTP/2, and nothing of envd's.
+	if upgrade := out.Header.Get("Upgrade"); upgrade != "" && (v.to.Port == ingress.EnvdPort || strings.HasPrefix(strings.ToLower(upgrade), "h2")) {
+		out.Header.Del("Upgrade")
+		out.Header.Del("Connection")
+	}
+	out.Header.Del("Http2-Settings")
+	pr.SetXForwarded()
+}
+
+// transport sends each request by the connections of its life: as HTTP/2 what only works so, if the client speaks it, too.
+type transport struct{}
+
+func (transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	v := visitOf(r.Context())
+	if v.speaksHTTP2(r) {
+		return v.life.http2.RoundTrip(r)
+	}
+	return v.life.http1.RoundTrip(r)
+}
+
+// speaksHTTP2 says whether the sandbox's server is to be spoken to in HTTP/2: for gRPC, and for clients that speak it without
+// having asked, and so know their server.
+func (v *visit) speaksHTTP2(r *http.Request) bool {
+	return r.ProtoMajor == 2 && (r.TLS == nil || strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc"))
+}
+
+// noteUpgrade notes a status that the client gets past the visit's writer.
+func noteUpgrade(resp *http.Response) error {
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		visitOf(resp.Request.Context()).begin(resp.StatusCode)
+	}
+	return nil
+}
+
+// failed answers a request for which there is no answer of the sandbox's.
+func (p *Proxy) failed(_ http.ResponseWriter, r *http.Request, err error) {
+	v := visitOf(r.Context())
+	var de *dialError
+	switch {
+	case v.wasCut():
+		err = notFound(v.to)
+	case v.body.broke.Load():
+		err = &refusal{SandboxID: v.to.SandboxID, Message: "The request's body is malformed or broke off", Code: http.StatusBadRequest}
+	case errors.As(err, &de):
+		err = p.unreachable(r.Context(), v, de)
+	case r.Context().Err() == nil:
+		err = badAnswer(v.to)
+	}
+	p.refuse(v, r, err)
+}
+
+// unreachable tells a closed port from a sandbox that isn't there any more, of which this proxy hasn't heard yet.
+func (p *Proxy) unreachable(ctx context.Context, v *visit, de *dialError) error {
+	if !de.refused() {
+		p.table.doubt(v.to.SandboxID, v.life)
+	}
+	r, err := p.table.ask(ctx, v.to.SandboxID, p.table.lookups, p.table.lookup)
+	if errdefs.IsNotFound(err) || err == nil && (!r.Open() || r.Epoch != v.route.Epoch) {
+		return notFound(v.to)
+	}
+	return portClosed(v.to)
+}
+
+// refuse answers in the sandbox's place.
+func (p *Proxy) refuse(v *visit, r *http.Request, err error) {
+	if r.Context().Err() != nil && !v.wasCut() {
+		return // there is nobody to tell
+	}
+	if v.wasCut() {
+		err = notFound(v.to)
+		if r.ProtoMajor == 1 {
+			v.Header().Set("Connection", "close") // its deadlines are over
+		}
+	}
+	ref := refusalOf(v.to, err)
+	if ref.Code >= 500 || ref.Code == http.StatusConflict {
+		p.log.Debug("refused", "sandbox", v.to.SandboxID, "port", v.to.Port, "error", err)
+	}
+	v.refused = true
+	ref.write(v, r)
+}
+
+// body is a request's, which knows whether it was the client that broke off.
+type body struct {
+	io.ReadCloser
+	broke atomic.Bool
+}
+
+// Read is of io.Reader.
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF && !errors.Is(err, http.ErrBodyReadAfterClose) {
+		b.broke.Store(true)
+	}
+	return n, err
+}
+
+// buffers are for copying.
+type buffers struct{ pool sync.Pool }
+
+func (b *buffers) Get() []byte {
+	if p, ok := b.pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, copyBuffer)
+}
+
+func (b *buffers) Put(p []byte) { b.pool.Put(&p) }

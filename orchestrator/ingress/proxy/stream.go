@@ -1,0 +1,101 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// lastWords is how long a client may take for the rest of what it was being told when its request was cut before an answer had
+// begun.
+const lastWords = 2 * time.Second
+
+// stream is a request on its way, with all that comes after it: a response that goes on, an upgraded connection. It is the
+// response's writer, too, so that cutting it reaches a client that takes nothing any more.
+type stream struct {
+	http.ResponseWriter
+	rc     *http.ResponseController
+	cancel context.CancelCauseFunc
+	life   *life // that it is part of; nil before
+	status int
+	bytes  int64
+
+	mu    sync.Mutex
+	begun bool // the client has got a status
+	isCut bool
+	over  bool // the writer is the server's again
+}
+
+func newStream(w http.ResponseWriter, r *http.Request) (*stream, *http.Request) {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	return &stream{ResponseWriter: w, rc: http.NewResponseController(w), cancel: cancel}, r.WithContext(ctx)
+}
+
+// Unwrap has http.ResponseController find what the server's writer can.
+func (s *stream) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// WriteHeader is of http.ResponseWriter.
+func (s *stream) WriteHeader(status int) {
+	if status >= 200 {
+		s.begin(status)
+	}
+	s.ResponseWriter.WriteHeader(status)
+}
+
+// begin notes that the client gets a status.
+func (s *stream) begin(status int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begun, s.status = true, status
+	if s.isCut {
+		_ = s.rc.SetWriteDeadline(time.Now().Add(lastWords))
+	}
+}
+
+// Write is of http.ResponseWriter.
+func (s *stream) Write(b []byte) (int, error) {
+	if !s.begun { // only the handler's goroutine sets it
+		s.WriteHeader(http.StatusOK)
+	}
+	n, err := s.ResponseWriter.Write(b)
+	s.bytes += int64(n)
+	return n, err
+}
+
+// cut ends the stream from another goroutine. One that hasn't begun to answer is told why; any other breaks off, so that nobody
+// takes it for complete.
+func (s *stream) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over || s.isCut {
+		return
+	}
+	s.isCut = true
+	s.cancel(errOver)
+	// The handler waits for the client no longer, neither for the rest of a body nor for room. A writer that has no deadlines
+	// has no client that could keep it waiting.
+	_ = s.rc.SetReadDeadline(time.Now())
+	if s.begun {
+		_ = s.rc.SetWriteDeadline(time.Now())
+	}
+	cutStreams.Inc()
+}
+
+// wasCut says whether the stream was cut, which leaves its deadlines on the client's connection.
+func (s *stream) wasCut() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.isCut
+}
+
+// finish gives the writer back to the server: nothing cuts it any more.
+func (s *stream) finish() {
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
+	s.cancel(nil)
+	if s.life != nil {
+		s.life.leave(s)
+	}
+}
