@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates the APIs of the agent and the shim from their protocols, and the datapath's objects from its programs. With --check: only tells whether
+# Generates the APIs of the agent, the shim and envd from their protocols, and the datapath's objects from its programs. With --check: only tells whether
 # what is committed is what would come out.
 . "$(dirname "${BASH_SOURCE[0]}")/setup/lib.sh"
 cd "$tree"
@@ -9,6 +9,9 @@ trap 'rm -rf "$out"' EXIT
 
 PATH=$CUBE_CACHE/bin:$PATH protoc -I. --go_out="$out" --go_opt=paths=source_relative \
 	--go-ttrpc_out="$out" --go-ttrpc_opt=paths=source_relative guest-agent/api/agent.proto shim/api/snapshot.proto
+PATH=$CUBE_CACHE/bin:$PATH protoc -I. --go_out="$out" --go_opt=paths=source_relative \
+	--connect-go_out="$out" --connect-go_opt=paths=source_relative,package_suffix= \
+	guest-agent/envd/api/process/process.proto guest-agent/envd/api/filesystem/filesystem.proto
 
 # Nothing of where the tree and the cache are gets into the objects.
 clang=$CUBE_CACHE/clang
@@ -37,4 +40,7 @@ same() {
 mode=${1:-}
 same guest-agent/api/agent.proto "$out"/guest-agent/api/*.pb.go
 same shim/api/snapshot.proto "$out"/shim/api/*.pb.go
+for service in process filesystem; do
+	same "guest-agent/envd/api/$service/$service.proto" "$out/guest-agent/envd/api/$service"/*.go
+done
 same bpf/dp "$out"/bpf/dp_*

@@ -15,6 +15,7 @@ cnitool=v1.3.1
 staticcheck=v0.8.2
 protoc_gen_go=v1.36.12
 protoc_gen_go_ttrpc=v1.2.9
+protoc_gen_connect_go=v1.21.1
 bpf2go=v0.22.0
 llvm=19
 
@@ -96,6 +97,8 @@ generate)
 		"google.golang.org/protobuf/cmd/protoc-gen-go@$protoc_gen_go"
 	go_install "protoc-gen-go-ttrpc $protoc_gen_go_ttrpc" "$CUBE_CACHE/bin" \
 		"github.com/containerd/ttrpc/cmd/protoc-gen-go-ttrpc@$protoc_gen_go_ttrpc"
+	go_install "protoc-gen-connect-go $protoc_gen_connect_go" "$CUBE_CACHE/bin" \
+		"connectrpc.com/connect/cmd/protoc-gen-connect-go@$protoc_gen_connect_go"
 	go_install "bpf2go $bpf2go" "$CUBE_CACHE/bin" "github.com/cilium/ebpf/cmd/bpf2go@$bpf2go"
 	key=$(key "$llvm" "$CUBE_CACHE" "$(declare -f clang)")
 	if [ -z "${CUBE_UPDATE:-}" ] && fresh clang "$key" && [ -x "$CUBE_CACHE/clang/bin/clang" ]; then exit 0; fi

@@ -1,0 +1,143 @@
+package settings
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/guest-agent/envd/auth"
+	"github.com/cubesandbox/cube/guest-agent/envd/status"
+)
+
+// Limits of the clock's error that is left as it is: a clock that is behind breaks what it is compared with sooner than one
+// that is ahead, and a request has been under way for a while.
+const (
+	maxBehind = 50 * time.Millisecond
+	maxAhead  = 5 * time.Second
+)
+
+// maxBody bounds a request: some thousands of variables.
+const maxBody = 4 << 20
+
+// request is the body of /init. What isn't given stays as it is.
+type request struct {
+	EnvVars        *map[string]string `json:"envVars"` // replaces those before
+	AccessToken    *string            `json:"accessToken"`
+	Timestamp      *time.Time         `json:"timestamp"`
+	DefaultUser    *string            `json:"defaultUser"`
+	DefaultWorkdir *string            `json:"defaultWorkdir"`
+	LifecycleID    *string            `json:"lifecycleID"`
+	SandboxID      *string            `json:"sandboxID"`
+	TemplateID     *string            `json:"templateID"`
+}
+
+// Init is POST /init. The first call sets the token; who calls later has it, in the header or in the body, and may give
+// another one in the body. A request whose timestamp is older than one that was taken is late: it changes nothing. The same
+// request twice has one effect.
+func (s *Store) Init(w http.ResponseWriter, r *http.Request) {
+	var req request
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&req); err != nil && !errors.Is(err, io.EOF) {
+		status.WriteCode(w, http.StatusBadRequest, "the body of /init: "+strings.TrimPrefix(err.Error(), "json: "))
+		return
+	}
+	if err := s.take(req, r.Header.Get(auth.Header)); err != nil {
+		status.Write(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (s *Store) take(req request, token string) error {
+	if err := s.check(req); err != nil {
+		return err
+	}
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	n := s.Get()
+	if n.Token != "" && !auth.Equal(token, n.Token) && (req.AccessToken == nil || !auth.Equal(*req.AccessToken, n.Token)) {
+		return errdefs.ErrUnauthenticated.WithMessage("neither the header nor the body has this sandbox's access token")
+	}
+	if req.Timestamp != nil {
+		if req.Timestamp.Before(n.Stamp) {
+			slog.Info("late /init ignored", "stamp", req.Timestamp, "last", n.Stamp)
+			return nil
+		}
+		n.Stamp = *req.Timestamp
+	}
+	if req.EnvVars != nil {
+		n.Env = *req.EnvVars
+	}
+	give(&n.Token, req.AccessToken)
+	give(&n.User, req.DefaultUser)
+	give(&n.Workdir, req.DefaultWorkdir)
+	give(&n.Lifecycle, req.LifecycleID)
+	give(&n.SandboxID, req.SandboxID)
+	give(&n.TemplateID, req.TemplateID)
+	if err := s.set(n); err != nil {
+		return err
+	}
+	slog.Info("initialised", "sandbox", n.SandboxID, "lifecycle", n.Lifecycle)
+	if req.Timestamp != nil {
+		s.step(*req.Timestamp)
+	}
+	return nil
+}
+
+func give(to, from *string) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+func (s *Store) check(req request) error {
+	if req.EnvVars != nil {
+		for name, value := range *req.EnvVars {
+			if err := CheckVariable(name, value); err != nil {
+				return fmt.Errorf("envVars: %w", err)
+			}
+		}
+	}
+	if req.DefaultUser != nil {
+		if _, err := s.Users.Lookup(*req.DefaultUser); err != nil {
+			return errdefs.ErrInvalidArgument.WithMessage("defaultUser: " + err.Error())
+		}
+	}
+	for name, v := range map[string]*string{"defaultWorkdir": req.DefaultWorkdir, "sandboxID": req.SandboxID, "templateID": req.TemplateID} {
+		if v != nil && strings.ContainsRune(*v, 0) {
+			return errdefs.ErrInvalidArgument.WithMessage(name + " has a zero byte")
+		}
+	}
+	return nil
+}
+
+// CheckVariable says whether a process's environment can have the variable. The error is errdefs.ErrInvalidArgument.
+func CheckVariable(name, value string) error {
+	if name == "" || strings.ContainsAny(name, "=\x00") {
+		return errdefs.ErrInvalidArgument.WithMessage(strconv.Quote(name) + " is no name of a variable")
+	}
+	if strings.ContainsRune(value, 0) {
+		return errdefs.ErrInvalidArgument.WithMessage("the value of " + name + " has a zero byte")
+	}
+	return nil
+}
+
+// step sets the clock where it is wrong by too much. A clock that can't be set keeps nobody from working.
+func (s *Store) step(to time.Time) {
+	ahead := time.Since(to)
+	if s.SetClock == nil || (ahead <= maxAhead && ahead >= -maxBehind) {
+		return
+	}
+	if err := s.SetClock(to); err != nil {
+		slog.Warn("the clock is wrong and can't be set", "ahead", ahead, "error", err)
+	}
+}
