@@ -44,6 +44,7 @@ type Config struct {
 	VM         VM         `toml:"vm"`
 	Logs       Logs       `toml:"logs"`
 	Network    Network    `toml:"network"`
+	Proxy      Proxy      `toml:"proxy"`
 }
 
 // Containerd says which containerd is used.
@@ -110,6 +111,7 @@ func Default() *Config {
 		},
 		Logs:    Logs{MaxSize: 10 * units.MiB, MaxFiles: 3},
 		Network: defaultNetwork(),
+		Proxy:   defaultProxy(),
 	}
 }
 
@@ -203,6 +205,9 @@ func (c *Config) complete() error {
 		return fmt.Errorf("logs.max_size = %s must be at least 64KiB", c.Logs.MaxSize)
 	case c.Logs.MaxFiles < 1 || c.Logs.MaxFiles > 1000:
 		return fmt.Errorf("logs.max_files = %d must be between 1 and 1000", c.Logs.MaxFiles)
+	}
+	if err := c.Proxy.validate(); err != nil {
+		return err
 	}
 	return c.Network.validate()
 }

@@ -50,6 +50,20 @@ func TestLoad(t *testing.T) {
 		{name: "upstream", file: "[network]\ndns_upstreams = ['dns.example']\n", err: "is not an address"},
 		{name: "upstream nowhere", file: "[network]\ndns_upstreams = ['0.0.0.0']\n", err: "0.0.0.0:53"},
 		{name: "upstream in the pool", file: "[network]\ndns_upstreams = ['10.200.0.1']\n", err: "network.pool"},
+		{name: "proxy", check: func(c *Config) bool {
+			return c.Proxy.Name() == "sandbox.localhost" && c.Proxy.Authority() == "sandbox.localhost:3002"
+		}},
+		{name: "proxy on HTTPS's port", file: "[proxy]\nlisten = '[::]:443'\ndomain = 'sandbox.example'\n", check: func(c *Config) bool { return c.Proxy.Authority() == "sandbox.example" }},
+		{name: "proxy behind another port", file: "[proxy]\ndomain = 'sandbox.example:8443'\n", check: func(c *Config) bool {
+			return c.Proxy.Name() == "sandbox.example" && c.Proxy.Authority() == "sandbox.example:8443"
+		}},
+		{name: "proxy's address", file: "[proxy]\nlisten = '127.0.0.1'\n", err: "line 2: toml: not an ip:port"},
+		{name: "proxy's port", file: "[proxy]\nlisten = '127.0.0.1:0'\n", err: "proxy.listen"},
+		{name: "domain", file: "[proxy]\ndomain = 'Sandbox.example'\n", err: "proxy.domain"},
+		{name: "domain of an address", file: "[proxy]\ndomain = '10.0.0.1'\n", err: "proxy.domain"},
+		{name: "domain's port", file: "[proxy]\ndomain = 'sandbox.example:x'\n", err: "proxy.domain"},
+		{name: "certificate without key", file: "[proxy]\ntls_cert = '/x'\n", err: "go together"},
+		{name: "relative certificate", file: "[proxy]\ntls_cert = 'x'\ntls_key = 'y'\n", err: "absolute"},
 		{name: "uid range", file: "[vm]\nuid_base = 0\n", err: "unprivileged"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

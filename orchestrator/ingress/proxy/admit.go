@@ -3,18 +3,13 @@ package proxy
 import (
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/base64"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/cubesandbox/cube/guest-agent/envd/auth"
 	"github.com/cubesandbox/cube/orchestrator/ingress"
 	"github.com/cubesandbox/cube/orchestrator/ingress/target"
 )
-
-// headerEnvdToken is by which clients show envd's token.
-const headerEnvdToken = "X-Access-Token"
 
 // pass is what a request shows to be let through.
 type pass struct {
@@ -50,38 +45,17 @@ func (p *pass) admitPort(r *ingress.Route) error {
 	return nil
 }
 
-// knowsEnvd says whether a request shows that it is from somebody who has envd's token: by itself, or by a signature for a file.
+// knowsEnvd says whether a request shows what envd would let it pass for: the token, or a signature for a file.
 func (p *pass) knowsEnvd(token string) bool {
 	if token == "" {
-		return false
+		return false // there is nothing to compare with
 	}
-	if shown := p.req.Header.Get(headerEnvdToken); shown != "" {
-		return subtle.ConstantTimeCompare([]byte(shown), []byte(token)) == 1
+	if p.req.URL.Path != "/files" {
+		return auth.Allowed(p.req, token)
 	}
-	q := p.req.URL.Query()
-	if p.req.URL.Path != "/files" || q.Get("signature") == "" {
-		return false
-	}
-	expires := q.Get("signature_expiration")
-	if expires != "" {
-		if at, err := strconv.ParseInt(expires, 10, 64); err != nil || time.Now().Unix() > at {
-			return false
-		}
-	}
-	operation := "read"
+	operation := auth.Read
 	if p.req.Method == http.MethodPost {
-		operation = "write"
+		operation = auth.Write
 	}
-	want := signature(q.Get("path"), operation, q.Get("username"), token, expires)
-	return subtle.ConstantTimeCompare([]byte(q.Get("signature")), []byte(want)) == 1
-}
-
-// signature is E2B's of an operation on a file.
-func signature(path, operation, user, token, expires string) string {
-	text := path + ":" + operation + ":" + user + ":" + token
-	if expires != "" {
-		text += ":" + expires
-	}
-	sum := sha256.Sum256([]byte(text))
-	return "v1_" + strings.TrimRight(base64.StdEncoding.EncodeToString(sum[:]), "=")
+	return auth.Files(p.req, p.req.URL.Query(), operation, token, time.Now()) == nil
 }

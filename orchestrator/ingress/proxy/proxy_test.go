@@ -20,6 +20,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/guest-agent/envd/auth"
 	"github.com/cubesandbox/cube/orchestrator/ingress"
 )
 
@@ -240,7 +241,7 @@ func TestWake(t *testing.T) {
 		{"/files?path=hello.txt&username=user&signature=v1_gUtH/s9YCJWgCizjfUxuWfhFE4QSydOWEIIvfLwDr6E", nil, true},
 		{"/files?path=hello.txt&username=root&signature=v1_gUtH/s9YCJWgCizjfUxuWfhFE4QSydOWEIIvfLwDr6E", nil, false},
 		{"/envs?path=hello.txt&username=user&signature=v1_gUtH/s9YCJWgCizjfUxuWfhFE4QSydOWEIIvfLwDr6E", nil, false},
-		{"/files?path=x&signature_expiration=1&signature=" + signature("x", "read", "", paused.EnvdToken, "1"), nil, false},
+		{"/files?path=x&signature_expiration=1&signature=" + auth.Sign("x", auth.Read, "", paused.EnvdToken, new(int64(1))), nil, false},
 	} {
 		before := wakes.Load()
 		resp, body := w.get(t, tc.path, append(tc.header, "Host", envd)...)
