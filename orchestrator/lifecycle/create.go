@@ -1,0 +1,117 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
+)
+
+// Create makes a sandbox, and returns when it can be used. When ctx ends before, there is none.
+func (e *Engine) Create(ctx context.Context, c Create) (Sandbox, error) {
+	if err := e.Ready(); err != nil {
+		return Sandbox{}, err
+	}
+	ref, err := db.ParseRef(c.Template)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if err := e.allowed(c.Timeout); err != nil {
+		return Sandbox{}, err
+	}
+	t, b, err := e.db.Resolve(ctx, c.Team, ref)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	r := &row{
+		ID: newSandboxID(), Team: c.Team, TemplateID: t.ID, BuildID: b.ID, State: Creating, Metadata: c.Metadata,
+		spec: spec{
+			Timeout: c.Timeout, CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB, Env: c.Env, Network: c.Network.clone(), AllowInternet: clonePtr(c.AllowInternet),
+			AutoPause: c.AutoPause, AutoPauseMemory: c.AutoPauseMemory, AutoResume: c.AutoResume, Secure: c.Secure, Settings: b.Settings, Request: c.RequestID,
+		},
+	}
+	if r.Request == "" {
+		r.Request = randomID(20)
+	}
+	if ref.Name != t.ID {
+		r.Alias = ref.Name
+	}
+	return e.make(ctx, r, b.Snapshot, whyCreate)
+}
+
+// allowed checks how long a sandbox is to run.
+func (e *Engine) allowed(d time.Duration) error {
+	if e.MaxTimeout > 0 && d > e.MaxTimeout {
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("timeout: %v is more than sandboxes here may run, which is %v", d, e.MaxTimeout))
+	}
+	return nil
+}
+
+// make makes the sandbox of a new row from a snapshot.
+func (e *Engine) make(ctx context.Context, r *row, snapshot, why string) (Sandbox, error) {
+	release, err := e.admit(ctx, r.Team, r.MemoryMB)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	defer release()
+	r.StartedAt = time.Now()
+	r.EndAt = r.StartedAt.Add(r.Timeout)
+	s, err := r.encode()
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if err := e.db.AddSandbox(ctx, s); err != nil {
+		return Sandbox{}, err
+	}
+	b, err := e.add(r)
+	if err != nil { // the next engine removes the row
+		return Sandbox{}, err
+	}
+	j := e.start(b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why) })
+	stop := context.AfterFunc(ctx, func() { j.stop(context.Cause(ctx)) })
+	defer stop()
+	<-j.done // it is given up when ctx ends
+	now := b.row.Load()
+	if j.err == nil && now != nil && now.State != Killing {
+		return e.sandbox(now), nil
+	}
+	e.killed(b)
+	if j.err == nil {
+		return Sandbox{}, errKilled
+	}
+	return Sandbox{}, j.err
+}
+
+// add makes a new row known.
+func (e *Engine) add(r *row) (*box, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.open {
+		return nil, errClosing
+	}
+	b := newBox(r)
+	e.boxes[r.ID] = b
+	return b, nil
+}
+
+// killed waits until a sandbox that is being killed is gone, or its killing is put off.
+func (e *Engine) killed(b *box) {
+	b.mu.Lock()
+	j := b.job
+	b.mu.Unlock()
+	<-j.done
+}
+
+func (e *Engine) creating(ctx context.Context, r *row, snapshot, why string) outcome {
+	addr, err := e.machines.Create(ctx, Machine{ID: r.ID, Team: r.Team, Snapshot: snapshot, Container: r.Settings.Container, Network: r.egress()})
+	if err == nil {
+		err = e.introduce(ctx, r, addr, why)
+	}
+	if err != nil {
+		return outcome{event: evUnfit, err: err}
+	}
+	return outcome{event: evRuns, change: e.begins(addr, r.Timeout)}
+}

@@ -1,0 +1,252 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
+)
+
+const (
+	// drainTimeout bounds how long Close waits for what has to be finished.
+	drainTimeout = 10 * time.Second
+	// writeTimeout bounds a change of a row.
+	writeTimeout = 10 * time.Second
+)
+
+// Options are an engine's.
+type Options struct {
+	Log *slog.Logger
+	// Timeout scales deadlines for this host; nil leaves them.
+	Timeout func(time.Duration) time.Duration
+	// MaxTimeout bounds how long a sandbox may run at a stretch; 0 doesn't.
+	MaxTimeout time.Duration
+	// MaxSandboxes bounds how many of a team's may run at once; 0 doesn't.
+	MaxSandboxes int
+	// Starts is how many machines are started at once, others wait; 0 is two for each CPU.
+	Starts int
+	// Memory tells how much memory the host has left, in bytes; nil asks the kernel.
+	Memory func() (int64, error)
+}
+
+// Engine makes sandboxes and says what state they are in. All methods may be called from many goroutines. What is asked of a
+// sandbox that isn't the team's is as of one that isn't there.
+type Engine struct {
+	Options
+	db       *db.DB
+	machines Machines
+	guests   Guests
+	seed     seed
+
+	// life ends with the engine; what has to be finished has a little longer, until last ends.
+	life, last        context.Context
+	endLife, endLasts context.CancelCauseFunc
+	jobs              sync.WaitGroup
+	alarms            *alarms
+	starts            chan struct{}
+
+	mu       sync.Mutex // not held while anything else is waited for
+	open     bool
+	closed   bool
+	boxes    map[string]*box
+	making   map[string]bool // builds
+	feeds    map[*feed]struct{}
+	starting int64 // bytes of memory of machines that are being started
+}
+
+var (
+	errNotOpen = unavailable("the sandboxes of before are being looked for: try again", time.Second)
+	errClosing = unavailable("cube is being stopped", 5*time.Second)
+	errKilled  = errdefs.ErrAborted.WithMessage("the sandbox has been killed")
+)
+
+// New makes an engine of what the database has. It serves nothing until it is open.
+func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o Options) (*Engine, error) {
+	s, err := loadSeed(seedFile)
+	if err != nil {
+		return nil, err
+	}
+	if o.Timeout == nil {
+		o.Timeout = func(d time.Duration) time.Duration { return d }
+	}
+	if o.Starts == 0 {
+		o.Starts = 2 * runtime.NumCPU()
+	}
+	if o.Memory == nil {
+		o.Memory = available
+	}
+	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, starts: make(chan struct{}, o.Starts),
+		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{}}
+	rows, err := d.SandboxesIn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range rows {
+		r, err := decodeRow(s)
+		if err != nil {
+			return nil, err
+		}
+		e.boxes[r.ID] = newBox(r)
+	}
+	e.life, e.endLife = context.WithCancelCause(context.Background())
+	e.last, e.endLasts = context.WithCancelCause(context.Background())
+	e.alarms = newAlarms()
+	return e, nil
+}
+
+// Close has nothing begin any more, gives up what can be undone, and waits for the rest, which is given up after a while. What
+// isn't finished then is put in order by the next engine of the database.
+func (e *Engine) Close() {
+	e.mu.Lock()
+	e.closed, e.open = true, false
+	e.mu.Unlock()
+	e.endLife(errClosing)
+	t := time.AfterFunc(e.Timeout(drainTimeout), func() { e.endLasts(errClosing) })
+	defer t.Stop()
+	e.jobs.Wait()
+	e.endLasts(errClosing)
+}
+
+// Ready tells what keeps the engine from serving, nil if nothing does.
+func (e *Engine) Ready() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.closed:
+		return errClosing
+	case !e.open:
+		return errNotOpen
+	}
+	return nil
+}
+
+// find finds a team's sandbox; team "" is any.
+func (e *Engine) find(team, id string) (*box, *row, error) {
+	if err := e.Ready(); err != nil {
+		return nil, nil, err
+	}
+	e.mu.Lock()
+	b := e.boxes[id]
+	e.mu.Unlock()
+	if b == nil {
+		return nil, nil, e.missing(team, id)
+	}
+	r := b.row.Load()
+	if r == nil || team != "" && r.Team != team {
+		return nil, nil, e.missing(team, id)
+	}
+	return b, r, nil
+}
+
+// missing is the error of a sandbox that isn't there, with why, if it ended by itself.
+func (e *Engine) missing(team, id string) error {
+	none := errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found", id))
+	if team == "" {
+		return none
+	}
+	ctx, cancel := context.WithTimeout(e.life, writeTimeout)
+	defer cancel()
+	when, why, err := e.db.Ended(ctx, team, id)
+	if err != nil {
+		return none
+	}
+	return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found: it ended at %s: %s", id, when.Format(time.RFC3339), why))
+}
+
+// errStale: there has been another row since.
+var errStale = errors.New("the sandbox's state has changed meanwhile")
+
+// step has an event happen to a sandbox, if it is possible in its state and change lets it, and returns the row of before and
+// after. If seen isn't nil, that has to be the row of before. What is after is written before anybody sees it. It isn't given
+// up once it has begun.
+func (e *Engine) step(ctx context.Context, b *box, seen *row, ev event, change func(*row) error) (was, is *row, err error) {
+	if err := b.take(ctx); err != nil {
+		return nil, nil, err
+	}
+	defer b.give()
+	was = b.row.Load()
+	if was == nil {
+		return nil, nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found", b.id))
+	}
+	if seen != nil && seen != was {
+		return was, nil, errStale
+	}
+	to, ok := next(was, ev)
+	if !ok {
+		return was, nil, refused(was, ev)
+	}
+	is = was.clone()
+	is.State = to
+	if change != nil {
+		if err := change(is); err != nil {
+			return was, nil, err
+		}
+	}
+	if err := e.write(ctx, was, is); err != nil {
+		return was, nil, err
+	}
+	e.publish(b, is)
+	if is.State != was.State {
+		e.Log.Debug("a sandbox has another state", "sandbox", b.id, "was", was.State, "event", ev, "is", is.State)
+	}
+	return was, is, nil
+}
+
+// write writes the row down.
+func (e *Engine) write(ctx context.Context, was, is *row) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.Timeout(writeTimeout))
+	defer cancel()
+	if is.State == gone {
+		return e.db.DropSandbox(ctx, is.ID, is.Reason)
+	}
+	s, err := is.encode()
+	if err != nil {
+		return err
+	}
+	return e.db.SetSandbox(ctx, s, string(was.State))
+}
+
+// publish has everybody see the row.
+func (e *Engine) publish(b *box, r *row) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.State == gone {
+		delete(e.boxes, b.id)
+		b.set(nil)
+	} else {
+		b.set(r)
+	}
+	for f := range e.feeds {
+		f.add(b.id)
+	}
+	var at time.Time
+	if r.State == Running {
+		at = r.EndAt
+	}
+	e.alarms.set(b.id, at)
+}
+
+// refused is the error of what isn't possible in the row's state.
+func refused(r *row, ev event) error {
+	say := func(format string, args ...any) error {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf(format, args...))
+	}
+	switch {
+	case r.State == Killing:
+		return say("sandbox '%s' is being killed", r.ID)
+	case r.State == Paused && ev == evPause:
+		return say("sandbox '%s' is paused already", r.ID)
+	case r.State == Running && ev == evResume:
+		return say("sandbox '%s' is running already", r.ID)
+	case r.State == Paused:
+		return say("sandbox '%s' is paused: resume it first", r.ID)
+	}
+	return say("sandbox '%s' is in the state %s: try again when that is over", r.ID, r.State)
+}

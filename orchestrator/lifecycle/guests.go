@@ -1,0 +1,88 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
+)
+
+// Guests is what answers in sandboxes. It isn't trusted: what comes from there is bounded.
+type Guests interface {
+	// Init tells envd who the sandbox is, as often as it takes until it answers, or ctx ends.
+	Init(ctx context.Context, addr netip.Addr, i Init) error
+	// Hook tells the program of a template's hook, as often as it takes until it has agreed, or ctx ends.
+	Hook(ctx context.Context, addr netip.Addr, h db.Hook, token string, b HookBody) error
+	// Start has envd start a command line that goes on.
+	Start(ctx context.Context, addr netip.Addr, token, command string) error
+	// Metrics asks envd what the sandbox uses.
+	Metrics(ctx context.Context, addr netip.Addr, token string) (Metric, error)
+}
+
+// Init is what envd is told.
+type Init struct {
+	SandboxID, TemplateID string
+	Token                 string // "" for a sandbox that isn't secure
+	HookToken             string
+	Env                   map[string]string
+	User, Workdir         string
+	Request               string
+}
+
+// HookBody is what a hook is told, in JSON. Of its fields, only Env and Metadata are a user's.
+type HookBody struct {
+	Event      string            `json:"event"` // create, resume, fork, rollback or init
+	SandboxID  string            `json:"sandboxId"`
+	TemplateID string            `json:"templateId"`
+	RequestID  string            `json:"requestId"`
+	Env        map[string]string `json:"env"`
+	Metadata   map[string]string `json:"metadata"`
+}
+
+// Why a sandbox is told who it is.
+const (
+	whyCreate   = "create"
+	whyResume   = "resume"
+	whyFork     = "fork"
+	whyRollback = "rollback"
+	whyInit     = "init"
+)
+
+// hookTimeout bounds how long a hook may refuse.
+const hookTimeout = 30 * time.Second
+
+// Reserved tells whether an environment variable is the control plane's alone.
+func Reserved(key string) bool {
+	return key == "E2B_SANDBOX" || key == "E2B_SANDBOX_ID" || key == "E2B_TEMPLATE_ID"
+}
+
+// introduce tells the sandbox who it is. It returns when envd has answered and the template's hook has agreed.
+func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why string) error {
+	token, _ := e.tokens(r)
+	env := maps.Clone(r.Env)
+	maps.DeleteFunc(env, func(k, _ string) bool { return Reserved(k) })
+	err := e.guests.Init(ctx, addr, Init{SandboxID: r.ID, TemplateID: r.TemplateID, Token: token, HookToken: e.seed.hook(r.ID), Env: env,
+		User: r.Settings.User, Workdir: r.Settings.Workdir, Request: r.Request})
+	if err != nil {
+		return fmt.Errorf("sandbox %s: envd: %w", r.ID, err)
+	}
+	if h := r.Settings.Hook; h != nil {
+		hctx, cancel := context.WithTimeoutCause(ctx, e.Timeout(hookTimeout), &late{e.Timeout(hookTimeout)})
+		defer cancel()
+		body := HookBody{Event: why, SandboxID: r.ID, TemplateID: r.TemplateID, RequestID: r.Request, Env: env, Metadata: r.Metadata}
+		if err := e.guests.Hook(hctx, addr, *h, e.seed.hook(r.ID), body); err != nil {
+			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("sandbox %s: the init hook of its template, port %d, path %s: %v", r.ID, h.Port, h.Path, err))
+		}
+	}
+	if s := r.Settings.Start; s != "" && (why == whyCreate || why == whyFork || why == whyResume && r.Cold) {
+		if err := e.guests.Start(ctx, addr, token, s); err != nil {
+			return fmt.Errorf("sandbox %s: start command of its template: %w", r.ID, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,79 @@
+package lifecycle
+
+import (
+	"context"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Metrics tells what a sandbox uses, with what is kept of the past between from and to; zero is no bound. One that is paused uses
+// nothing.
+func (e *Engine) Metrics(ctx context.Context, team, id string, from, to time.Time) ([]Metric, error) {
+	b, r, err := e.find(team, id)
+	if err != nil {
+		return nil, err
+	}
+	if r.State.Shown() == "" {
+		return nil, e.missing(team, id)
+	}
+	if r.State == Running {
+		if err := e.measure(ctx, b, r); err != nil && !errdefs.IsUnavailable(err) {
+			e.Log.Debug("a sandbox doesn't tell what it uses", "sandbox", id, "error", err)
+		}
+	}
+	var found []Metric
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range b.metrics {
+		if (from.IsZero() || !m.At.Before(from)) && (to.IsZero() || !m.At.After(to)) {
+			found = append(found, m)
+		}
+	}
+	return found, nil
+}
+
+const (
+	// sampleEvery is how often it is measured what sandboxes use that are asked about.
+	sampleEvery = 5 * time.Second
+	// maxMetrics is how many measurements are kept of a sandbox: an hour's.
+	maxMetrics = int(time.Hour / sampleEvery)
+	// measureTimeout bounds one measurement.
+	measureTimeout = 2 * time.Second
+)
+
+// measure adds a measurement, if the last one isn't fresh.
+func (e *Engine) measure(ctx context.Context, b *box, r *row) error {
+	b.mu.Lock()
+	fresh := len(b.metrics) > 0 && time.Since(b.metrics[len(b.metrics)-1].At) < sampleEvery
+	b.mu.Unlock()
+	if fresh {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.Timeout(measureTimeout))
+	defer cancel()
+	token, _ := e.tokens(r)
+	m, err := e.guests.Metrics(ctx, r.addr, token)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := len(b.metrics); n >= maxMetrics {
+		b.metrics = append(b.metrics[:0], b.metrics[n-maxMetrics+1:]...)
+	}
+	b.metrics = append(b.metrics, m)
+	return nil
+}
+
+// Logs reads a sandbox's log: what its first process and its start command have written.
+func (e *Engine) Logs(ctx context.Context, team, id string, q LogQuery) ([]LogEntry, error) {
+	_, r, err := e.find(team, id)
+	if err != nil {
+		return nil, err
+	}
+	if r.State.Shown() == "" {
+		return nil, e.missing(team, id)
+	}
+	return e.machines.Log(ctx, id, q)
+}

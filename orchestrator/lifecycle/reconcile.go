@@ -1,0 +1,126 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Open puts what the engines of before have left in order, and lets the engine serve. From then on deadlines are kept, and
+// machines that end by themselves are noticed. It fails if it isn't known which machines there are.
+//
+// What was being created is removed: nobody knows of it. What was in another transition is what its machine is. What ran and has
+// no machine has ended, and machines without a row are removed. Deadlines that have passed meanwhile act at once.
+func (e *Engine) Open(ctx context.Context) error {
+	seen, err := e.machines.All(ctx)
+	if err != nil {
+		return fmt.Errorf("look for the sandboxes of before: %w", err)
+	}
+	e.mu.Lock()
+	if e.closed || e.open {
+		e.mu.Unlock()
+		return errdefs.ErrFailedPrecondition.WithMessage("the engine was opened before")
+	}
+	boxes := make([]*box, 0, len(e.boxes))
+	for _, b := range e.boxes {
+		boxes = append(boxes, b)
+	}
+	e.open = true
+	e.mu.Unlock()
+	e.strays(seen)
+	for _, b := range boxes {
+		e.takeOver(b, seen[b.id])
+	}
+	e.background(e.sweep)
+	e.background(func() { e.alarms.run(e.life, func(id string) { e.background(func() { e.due(id) }) }) })
+	e.background(e.watch)
+	return nil
+}
+
+// strays removes machines that no row is of.
+func (e *Engine) strays(seen map[string]Seen) {
+	for id := range seen {
+		e.mu.Lock()
+		known := e.boxes[id] != nil
+		e.mu.Unlock()
+		if known {
+			continue
+		}
+		e.Log.Warn("removing a machine that is of no sandbox", "id", id)
+		e.background(func() {
+			ctx, cancel := context.WithTimeout(e.last, e.Timeout(killTimeout))
+			defer cancel()
+			if err := e.machines.Kill(ctx, id); err != nil {
+				e.Log.Error("a machine that is of no sandbox can't be removed", "id", id, "error", err)
+			}
+		})
+	}
+}
+
+// takeOver goes on with a sandbox of an engine of before.
+func (e *Engine) takeOver(b *box, seen Seen) {
+	r := b.row.Load()
+	switch {
+	case r.State.busy():
+		e.work(b, r)
+	case r.State == Running && seen.State == Runs:
+		up := r.clone()
+		up.addr = seen.Addr
+		e.publish(b, up)
+		e.background(func() { e.enforce(up) })
+	case r.State == Paused && seen.State == Still:
+	default:
+		e.settle(b)
+	}
+}
+
+// enforce has a machine reach what its row says, if whoever changed that has died in between.
+func (e *Engine) enforce(r *row) {
+	ctx, cancel := context.WithTimeout(e.life, e.Timeout(writeTimeout))
+	defer cancel()
+	if err := e.machines.SetNetwork(ctx, r.ID, r.egress()); err != nil {
+		e.Log.Error("what a sandbox reaches can't be set", "sandbox", r.ID, "error", err)
+	}
+}
+
+// watch notices machines that end by themselves, or that somebody else pauses or resumes.
+func (e *Engine) watch() {
+	for {
+		err := e.machines.Watch(e.life, func() { e.background(e.compare) }, e.heard)
+		if e.life.Err() != nil {
+			return
+		}
+		e.Log.Warn("the ends of machines aren't told any more; listening again", "error", err)
+		select {
+		case <-time.After(e.Timeout(firstRetry)):
+		case <-e.life.Done():
+			return
+		}
+	}
+}
+
+// compare looks at all sandboxes at rest, whose ends nobody may have told.
+func (e *Engine) compare() {
+	ctx, cancel := context.WithTimeout(e.life, e.Timeout(lookTimeout))
+	defer cancel()
+	seen, err := e.machines.All(ctx)
+	if err != nil {
+		e.Log.Warn("it isn't known which machines there are", "error", err)
+		return
+	}
+	e.mu.Lock()
+	var odd []*box
+	for id, b := range e.boxes {
+		r := b.row.Load()
+		s := seen[id].State
+		if r.State == Running && s != Runs || r.State == Paused && s != Still {
+			odd = append(odd, b)
+		}
+	}
+	e.mu.Unlock()
+	for _, b := range odd {
+		e.settle(b)
+	}
+}

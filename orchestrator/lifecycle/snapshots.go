@@ -1,0 +1,293 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
+)
+
+// maxFork bounds how many children one fork makes.
+const maxFork = 100
+
+// saving does something with a running sandbox that goes on, when whoever does so is through. What has become of the sandbox is
+// do's outcome. It is given up when ctx ends.
+func (e *Engine) saving(ctx context.Context, team, id string, do func(context.Context, *row) outcome) (*row, error) {
+	b, r, err := e.find(team, id)
+	if err != nil {
+		return nil, err
+	}
+	if r.State.Shown() == "" {
+		return nil, e.missing(team, id)
+	}
+	for {
+		if r.State == Snapshotting {
+			if r, err = b.rest(ctx); err != nil {
+				return nil, err
+			}
+		}
+		seen := r
+		_, is, err := e.step(ctx, b, nil, evSave, nil)
+		if err != nil {
+			if r = b.row.Load(); r != nil && r != seen && r.State == Snapshotting {
+				continue // somebody else was faster
+			}
+			return nil, err
+		}
+		j := e.start(b, e.life, saveTimeout, func(ctx context.Context) outcome { return do(ctx, is) })
+		stop := context.AfterFunc(ctx, func() { j.stop(context.Cause(ctx)) })
+		defer stop()
+		<-j.done
+		return is, j.err
+	}
+}
+
+// Snapshot makes a template of a running sandbox, which goes on: another build of the one that has the name, if there is one.
+// name is NAME[:TAG], "" has a template without.
+func (e *Engine) Snapshot(ctx context.Context, team, id, name string) (Snapshot, error) {
+	var ref db.Ref
+	if name != "" {
+		var err error
+		if ref, err = db.ParseRef(name); err != nil {
+			return Snapshot{}, err
+		}
+		if ref.Team != "" && ref.Team != team {
+			return Snapshot{}, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("name: %q is of team %s: a snapshot is its sandbox's team's, which is %s", name, ref.Team, team))
+		}
+	}
+	if ref.Tag == "" {
+		ref.Tag = db.DefaultTag
+	}
+	var template string
+	_, err := e.saving(ctx, team, id, func(ctx context.Context, r *row) outcome {
+		build, done, err := e.build(ctx, r)
+		if err != nil {
+			return outcome{err: err}
+		}
+		defer done()
+		if err := e.machines.Save(ctx, r.ID, build.Snapshot); err != nil {
+			return outcome{err: fmt.Errorf("make a snapshot of sandbox %s: %w", r.ID, err)}
+		}
+		template, err = e.db.Publish(ctx, db.Publication{Build: build.ID, Team: team, Name: ref.Name, Template: randomID(20), Tag: ref.Tag, Snapshot: true})
+		return outcome{event: evRuns, err: err}
+	})
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return snapshotOf(team, template, ref.Name, ref.Tag, time.Now()), nil
+}
+
+// snapshotOf is a template's tag as users see it.
+func snapshotOf(team, template, name, tag string, at time.Time) Snapshot {
+	s := Snapshot{ID: template + ":" + tag, Names: []string{}, CreatedAt: at}
+	if name != "" {
+		s.ID = team + "/" + name + ":" + tag
+		s.Names = []string{s.ID}
+	}
+	return s
+}
+
+// build begins the making of a build of a sandbox. Until done is called nobody takes it for forgotten.
+func (e *Engine) build(ctx context.Context, r *row) (b db.Build, done func(), err error) {
+	id := uuid.NewString()
+	b = db.Build{ID: id, Snapshot: "build-" + id, Origin: r.ID, CreatedAt: time.Now(), CPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB, Settings: r.Settings}
+	e.mu.Lock()
+	e.making[id] = true
+	e.mu.Unlock()
+	done = func() {
+		e.mu.Lock()
+		delete(e.making, id)
+		e.mu.Unlock()
+		e.background(e.sweep)
+	}
+	if err := e.db.BeginBuild(ctx, b); err != nil {
+		done()
+		return db.Build{}, nil, err
+	}
+	return b, done, nil
+}
+
+// sweep deletes the snapshots of machines that nobody needs any more.
+func (e *Engine) sweep() {
+	ctx, cancel := context.WithTimeout(e.last, e.Timeout(saveTimeout))
+	defer cancel()
+	loose, err := e.db.Loose(ctx)
+	errs := []error{err}
+	for _, b := range loose {
+		e.mu.Lock()
+		making := e.making[b.ID]
+		e.mu.Unlock()
+		if making {
+			continue
+		}
+		err := e.machines.Forget(ctx, b.Snapshot)
+		if err == nil {
+			err = e.db.DropBuild(ctx, b.ID)
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		e.Log.Warn("snapshots that nobody needs can't be deleted yet", "error", err)
+	}
+}
+
+// Snapshots lists a team's, newest first.
+func (e *Engine) Snapshots(ctx context.Context, team string, f SnapshotFilter) (page []Snapshot, next Cursor, err error) {
+	q := db.SnapshotFilter{Origin: f.Sandbox, Page: db.Page{After: f.After.At, AfterID: f.After.ID, Limit: f.Limit + 1}}
+	if f.Name != "" {
+		ref, err := db.ParseRef(f.Name)
+		if err != nil {
+			return nil, Cursor{}, err
+		}
+		if ref.Team != "" && ref.Team != team {
+			return nil, Cursor{}, nil
+		}
+		q.Ref = &ref
+	}
+	all, err := e.db.Snapshots(ctx, team, q)
+	if err != nil {
+		return nil, Cursor{}, err
+	}
+	for i, t := range all {
+		if i == f.Limit {
+			last := all[i-1]
+			next = Cursor{At: last.Tag.AssignedAt, ID: last.Template.ID + ":" + last.Tag.Name}
+			break
+		}
+		name := ""
+		if len(t.Template.Names) > 0 {
+			name = t.Template.Names[0]
+		}
+		page = append(page, snapshotOf(team, t.Template.ID, name, t.Tag.Name, t.Tag.AssignedAt))
+	}
+	return page, next, nil
+}
+
+// DeleteSnapshot deletes a snapshot by its ID, or a template without its tag, unless there are sandboxes of it. Its space is free
+// when nothing uses it any more.
+func (e *Engine) DeleteSnapshot(ctx context.Context, team, id string) error {
+	if err := e.Ready(); err != nil {
+		return err
+	}
+	ref, err := db.ParseRef(id)
+	if err != nil {
+		return err
+	}
+	if err := e.db.DeleteTemplate(ctx, team, ref); err != nil {
+		return err
+	}
+	e.background(e.sweep)
+	return nil
+}
+
+// Fork makes n sandboxes that go on from where a running one is, which goes on, too: for d, and otherwise as it was created. One
+// that can't be made is an error in its place. The error is one of all.
+func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n int) ([]ForkResult, error) {
+	if n < 1 || n > maxFork {
+		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("count: %d isn't between 1 and %d", n, maxFork))
+	}
+	if err := e.allowed(d); err != nil {
+		return nil, err
+	}
+	var build db.Build
+	var done func()
+	parent, err := e.saving(ctx, team, id, func(ctx context.Context, r *row) (o outcome) {
+		if build, done, o.err = e.build(ctx, r); o.err != nil {
+			return o
+		}
+		if err := e.machines.Save(ctx, r.ID, build.Snapshot); err != nil {
+			return outcome{err: fmt.Errorf("save sandbox %s: %w", r.ID, err)}
+		}
+		return outcome{event: evRuns}
+	})
+	if done != nil {
+		defer done() // the children go on without it
+	}
+	if err != nil {
+		return nil, err
+	}
+	results := make([]ForkResult, n)
+	var children sync.WaitGroup
+	for i := range results {
+		children.Go(func() {
+			child := &row{ID: newSandboxID(), Team: parent.Team, TemplateID: parent.TemplateID, BuildID: parent.BuildID, State: Creating, Metadata: parent.Metadata, spec: parent.spec}
+			child.Timeout, child.Request = d, randomID(20)
+			child.Requests, child.Epoch, child.Reason = nil, "", ""
+			results[i].Sandbox, results[i].Err = e.make(ctx, child, build.Snapshot, whyFork)
+		})
+	}
+	children.Wait()
+	return results, nil
+}
+
+// Rollback puts a running sandbox back to a snapshot that was made of it, by the snapshot's ID. What it was connected to isn't any more.
+func (e *Engine) Rollback(ctx context.Context, team, id, snapshot string) error {
+	ref, err := db.ParseRef(snapshot)
+	if err != nil {
+		return err
+	}
+	_, build, err := e.db.Resolve(ctx, team, ref)
+	if err != nil {
+		return err
+	}
+	if build.Origin != id {
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("snapshot '%s' was not made of sandbox '%s'", snapshot, id))
+	}
+	_, err = e.saving(context.WithoutCancel(ctx), team, id, func(ctx context.Context, r *row) outcome {
+		if err := e.machines.Rollback(ctx, r.ID, build.Snapshot); err != nil {
+			return outcome{err: fmt.Errorf("roll sandbox %s back: %w", r.ID, err)}
+		}
+		told := r.clone()
+		told.Request = randomID(20)
+		err := e.introduce(ctx, told, r.addr, whyRollback)
+		return outcome{err: err, event: evRuns, change: func(r *row) error {
+			r.Epoch, r.Request = randomID(16), told.Request
+			return nil
+		}}
+	})
+	return err
+}
+
+// maxRequests is how many requests of InitAgain are remembered.
+const maxRequests = 32
+
+// InitAgain gives a running sandbox another environment and tells its template's hook. A request that was done before is not
+// done again; "" is one of its own.
+func (e *Engine) InitAgain(ctx context.Context, team, id string, env map[string]string, request string) error {
+	for k := range env {
+		if Reserved(k) {
+			return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("envVars: %s is set by the sandbox's identity alone", k))
+		}
+	}
+	if len(request) > 128 || strings.ContainsFunc(request, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		return errdefs.ErrInvalidArgument.WithMessage("the request id: up to 128 visible ASCII characters are possible")
+	}
+	if request == "" {
+		request = randomID(20)
+	}
+	_, err := e.saving(ctx, team, id, func(ctx context.Context, r *row) outcome {
+		for _, done := range r.Requests {
+			if done == request {
+				return outcome{event: evRuns}
+			}
+		}
+		told := r.clone()
+		told.Env, told.Request = env, request
+		if err := e.introduce(ctx, told, r.addr, whyInit); err != nil {
+			return outcome{event: evRuns, err: err}
+		}
+		return outcome{event: evRuns, change: func(r *row) error {
+			r.Env = env
+			r.Requests = append(r.Requests[max(0, len(r.Requests)-maxRequests+1):len(r.Requests):len(r.Requests)], request)
+			return nil
+		}}
+	})
+	return err
+}

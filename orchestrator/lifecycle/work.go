@@ -1,0 +1,251 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// What a state's work may take at most, init hook included.
+const (
+	createTimeout = 60 * time.Second
+	pauseTimeout  = 2 * time.Minute
+	resumeTimeout = 2 * time.Minute
+	saveTimeout   = 2 * time.Minute
+	killTimeout   = time.Minute
+	lookTimeout   = 30 * time.Second
+)
+
+// Work that has come to nothing is tried again after a while, which doubles up to a most.
+const (
+	firstRetry = time.Second
+	lastRetry  = time.Minute
+)
+
+// work begins what a state has to have done that a sandbox has entered without anybody who waits for it, or that was cut short.
+func (e *Engine) work(b *box, r *row) *job {
+	switch r.State {
+	case Killing:
+		return e.start(b, e.last, killTimeout, func(ctx context.Context) outcome { return e.killing(ctx, b) })
+	case Pausing:
+		return e.start(b, e.last, pauseTimeout, func(ctx context.Context) outcome { return e.pausing(ctx, r) })
+	}
+	return e.start(b, e.last, resumeTimeout, func(ctx context.Context) outcome { return e.look(ctx, r) })
+}
+
+func (e *Engine) killing(ctx context.Context, b *box) outcome {
+	if err := e.machines.Kill(ctx, b.id); err != nil {
+		return outcome{err: fmt.Errorf("kill sandbox %s: %w", b.id, err)}
+	}
+	return outcome{event: evGone}
+}
+
+func (e *Engine) pausing(ctx context.Context, r *row) outcome {
+	if err := e.machines.Pause(ctx, r.ID, !r.Cold); err != nil {
+		return outcome{err: fmt.Errorf("pause sandbox %s: %w", r.ID, err)}
+	}
+	return outcome{event: evStill, change: pausedNow}
+}
+
+// pausedNow has a row say when it was paused.
+func pausedNow(r *row) error {
+	r.addr, r.EndAt = netip.Addr{}, time.Now()
+	return nil
+}
+
+// look finds out what has become of a sandbox.
+func (e *Engine) look(ctx context.Context, r *row) outcome {
+	if r.State == Creating {
+		return outcome{event: evUnfit} // nobody knows of it
+	}
+	seen, err := e.machines.Look(ctx, r.ID)
+	if err != nil {
+		return outcome{err: fmt.Errorf("look what has become of sandbox %s: %w", r.ID, err)}
+	}
+	return e.adopt(ctx, r, seen)
+}
+
+// adopt takes what was seen of a machine for what the sandbox is.
+func (e *Engine) adopt(ctx context.Context, r *row, seen Seen) outcome {
+	switch seen.State {
+	case Runs:
+		if r.State != Resuming && r.State != Paused {
+			return outcome{event: evRuns, change: func(r *row) error { r.addr = seen.Addr; return nil }}
+		}
+		// It may not have been told yet that it has come back.
+		if err := e.introduce(ctx, r, seen.Addr, whyResume); err != nil {
+			return outcome{err: err}
+		}
+		return outcome{event: evRuns, change: e.begins(seen.Addr, r.Timeout)}
+	case Still:
+		if r.State == Paused {
+			return outcome{event: evStill}
+		}
+		return outcome{event: evStill, change: pausedNow}
+	}
+	why := seen.Why
+	if why == "" {
+		why = "its machine has ended"
+	}
+	return outcome{event: evGone, change: func(r *row) error { r.Reason = why; return nil }}
+}
+
+// begins makes a row that of a machine whose life begins, for so long.
+func (e *Engine) begins(addr netip.Addr, d time.Duration) func(*row) error {
+	return func(r *row) error {
+		now := time.Now()
+		r.addr, r.Epoch, r.Cold = addr, randomID(16), false
+		r.StartedAt, r.EndAt = now, e.deadline(now, now.Add(d))
+		return nil
+	}
+}
+
+// deadline is when one that was started then ends that is to end at a time.
+func (e *Engine) deadline(started, at time.Time) time.Time {
+	if last := started.Add(e.MaxTimeout); e.MaxTimeout > 0 && at.After(last) {
+		return last
+	}
+	return at
+}
+
+// conclude makes of a state's work what comes next, and returns the work's error, if it still is one.
+func (e *Engine) conclude(b *box, o outcome) error {
+	r := b.row.Load()
+	if r == nil {
+		return o.err
+	}
+	if o.event == "" && r.State != Killing {
+		ctx, cancel := context.WithTimeout(e.last, e.Timeout(lookTimeout))
+		found := e.look(ctx, r)
+		cancel()
+		if r.State == Pausing && found.event == evStill {
+			o.err = nil // it is paused all the same
+		}
+		o.event, o.change = found.event, found.change
+		if found.err != nil {
+			e.Log.Warn("it isn't known what has become of a sandbox", "sandbox", b.id, "error", found.err)
+		}
+	}
+	if o.event == "" {
+		e.later(b)
+		return o.err
+	}
+	was, is, err := e.step(context.WithoutCancel(e.last), b, nil, o.event, o.change)
+	switch {
+	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
+		return o.err // it has been killed meanwhile
+	case err != nil:
+		e.Log.Error("what has become of a sandbox can't be written down", "sandbox", b.id, "error", err)
+		e.later(b)
+		return errors.Join(o.err, err)
+	case is.State.busy() && is.State != was.State:
+		e.work(b, is)
+	}
+	b.mu.Lock()
+	ended := b.ended
+	b.ended, b.failed = false, 0
+	b.mu.Unlock()
+	if ended {
+		e.settle(b)
+	}
+	return o.err
+}
+
+// later has work that has come to nothing tried again.
+func (e *Engine) later(b *box) {
+	b.mu.Lock()
+	wait := min(firstRetry<<min(b.failed, 10), lastRetry)
+	b.failed++
+	b.mu.Unlock()
+	e.alarms.set(b.id, time.Now().Add(e.Timeout(wait)))
+}
+
+// settle finds out what has become of a sandbox that was at rest.
+func (e *Engine) settle(b *box) {
+	e.background(func() {
+		r := b.row.Load()
+		if r == nil || r.State.busy() {
+			return
+		}
+		ctx, cancel := context.WithTimeout(e.life, e.Timeout(resumeTimeout))
+		defer cancel()
+		o := e.look(ctx, r)
+		if o.event == "" {
+			e.Log.Warn("it isn't known what has become of a sandbox", "sandbox", b.id, "error", o.err)
+			return
+		}
+		e.advance(ctx, b, r, o)
+	})
+}
+
+// advance has happen to a sandbox what was found out while its row was seen; it is of no interest if there has been another since.
+func (e *Engine) advance(ctx context.Context, b *box, seen *row, o outcome) {
+	was, is, err := e.step(ctx, b, seen, o.event, o.change)
+	switch {
+	case errors.Is(err, errStale) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
+	case err != nil:
+		e.Log.Error("what has become of a sandbox can't be written down", "sandbox", b.id, "error", err)
+		e.later(b)
+	case is.State.busy() && is.State != was.State:
+		if is.Reason != "" {
+			e.Log.Warn("a sandbox has ended", "sandbox", b.id, "why", is.Reason)
+		}
+		e.work(b, is)
+	}
+}
+
+// heard is told that a machine has ended.
+func (e *Engine) heard(id string) {
+	e.mu.Lock()
+	b := e.boxes[id]
+	e.mu.Unlock()
+	if b == nil {
+		return
+	}
+	// Whoever does something with it looks at that when he is done, and sees it now or has made the row one at rest before.
+	b.mu.Lock()
+	b.ended = true
+	b.mu.Unlock()
+	if r := b.row.Load(); r != nil && !r.State.busy() {
+		b.mu.Lock()
+		b.ended = false
+		b.mu.Unlock()
+		e.settle(b)
+	}
+}
+
+// due does what is to be done with a sandbox at this time.
+func (e *Engine) due(id string) {
+	e.mu.Lock()
+	b := e.boxes[id]
+	e.mu.Unlock()
+	if b == nil {
+		return
+	}
+	r := b.row.Load()
+	switch {
+	case r == nil:
+	case r.State == Running && !time.Now().Before(r.EndAt):
+		e.advance(e.life, b, r, outcome{event: evExpire, change: func(r *row) error {
+			r.Cold = r.State == Pausing && !r.AutoPauseMemory
+			return nil
+		}})
+	case r.State == Running:
+		e.alarms.set(id, r.EndAt)
+	case r.State.busy():
+		e.work(b, r)
+	}
+}
+
+// background does something that ends with the engine.
+func (e *Engine) background(f func()) {
+	e.jobs.Add(1)
+	go func() {
+		defer e.jobs.Done()
+		f()
+	}()
+}
