@@ -35,7 +35,7 @@ func main() {
 				Usage: "kernel, initramfs and modules image; prints the new directory",
 				Flags: []cli.Flag{
 					out, packages, path("kernel", "unpacked kernel package, after depmod"), path("crun", "unpacked packages of crun and all it depends on"),
-					path("agent", "the agent's static binary"), &cli.StringFlag{Name: "release", Usage: "the kernel's release", Required: true},
+					path("agent", "the agent's static binary"), path("envd", "cube-envd's static binary"), &cli.StringFlag{Name: "release", Usage: "the kernel's release", Required: true},
 				},
 				Action: guest,
 			},
@@ -88,6 +88,7 @@ func guest(c *cli.Context) error {
 		Kernel:   artefact.Sysroot(c.Path("kernel")),
 		Crun:     artefact.Sysroot(c.Path("crun")),
 		Agent:    c.Path("agent"),
+		Envd:     c.Path("envd"),
 		Packages: versions,
 	})
 	if err != nil {

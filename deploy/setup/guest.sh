@@ -29,13 +29,13 @@ unpack_parts() {
 
 make_guest() {
 	"$tree/bin/cube-artefact" guest --out "$out" --packages "$parts/packages" --kernel "$parts/kernel" --crun "$parts/crun" \
-		--release "$(cat "$parts/release")" --agent "$tree/bin/cube-agent"
+		--release "$(cat "$parts/release")" --agent "$tree/bin/cube-agent" --envd "$tree/bin/cube-envd"
 }
 
 if [ -n "${CUBE_UPDATE:-}" ] || ! fresh guest-parts "$parts_key" || [ ! -e "$parts/release" ]; then
 	step "guest kernel and crun" unpack_parts
 	stamp guest-parts "$parts_key"
 fi
-"$tree/deploy/setup/build.sh" ./cmd/cube-agent ./cmd/cube-artefact
-# The packer publishes nothing new where the agent hasn't changed.
+"$tree/deploy/setup/build.sh" ./cmd/cube-agent ./cmd/cube-artefact ./cmd/cube-envd
+# The packer publishes nothing new where neither the agent nor envd has changed.
 step "guest image" make_guest

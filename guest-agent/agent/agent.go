@@ -22,6 +22,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/port"
 	"github.com/cubesandbox/cube/guest-agent/agent/reap"
 	"github.com/cubesandbox/cube/guest-agent/agent/server"
+	"github.com/cubesandbox/cube/guest-agent/agent/tools"
 	"github.com/cubesandbox/cube/guest-agent/agent/volumes"
 	"github.com/cubesandbox/cube/guest-agent/api/mux"
 )
@@ -36,6 +37,7 @@ const (
 	crunPath    = "/usr/bin/crun"
 	containers  = "/run/cube/containers"
 	sharedMem   = "/run/cube/shm"
+	toolsDir    = "/run/cube/tools"
 	// farewell bounds what is done for the containers when the host is gone.
 	farewell = 30 * time.Second
 )
@@ -68,10 +70,12 @@ func Run(version string) error {
 		return err
 	}
 	log, card := events.NewLog(), network.NewCard(nic)
+	programs := &tools.Tools{Dir: toolsDir}
 	manager, err := container.NewManager(container.Config{
 		Dir:     containers,
 		Cgroups: boot.Cgroups,
 		Shm:     &volumes.Shm{Dir: sharedMem},
+		Tools:   programs,
 		Crun:    runtime,
 		Events:  log,
 
@@ -80,7 +84,7 @@ func Run(version string) error {
 	if err != nil {
 		return err
 	}
-	guest := &server.Guest{Containers: manager, Card: card, Events: log, Version: version, PowerOff: powerOff}
+	guest := &server.Guest{Containers: manager, Card: card, Events: log, Tools: programs, Version: version, PowerOff: powerOff}
 	if err := mux.Serve(channel, guest.Serve); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("serve the host: %w", err)
 	}

@@ -607,6 +607,7 @@ type CreateContainerRequest struct {
 	PrivilegedDevices bool                   `protobuf:"varint,5,opt,name=privileged_devices,json=privilegedDevices,proto3" json:"privileged_devices,omitempty"` // the container may use all of the guest's devices
 	// What the spec's mounts of the types cube-file and cube-share refer to: their source is the index, decimal. A mount
 	// of type cube-shm is the /dev/shm that the containers of a pod have in common; the first one's option size= counts.
+	// One of type cube-tools is the directory with the guest image's programs for containers: cube-envd.
 	Files      []*File      `protobuf:"bytes,6,rep,name=files,proto3" json:"files,omitempty"`
 	Shares     []*Share     `protobuf:"bytes,7,rep,name=shares,proto3" json:"shares,omitempty"`
 	Namespaces []*Namespace `protobuf:"bytes,8,rep,name=namespaces,proto3" json:"namespaces,omitempty"`

@@ -17,6 +17,7 @@ const (
 	shareMount = "cube-share"
 	fileMount  = "cube-file"
 	shmMount   = "cube-shm"
+	toolsMount = "cube-tools"
 )
 
 const (
@@ -28,7 +29,7 @@ const (
 )
 
 // guestMounts are the types of mounts that are made in the guest, of nothing from the host.
-var guestMounts = []string{"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"}
+var guestMounts = []string{"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", toolsMount}
 
 // copied are the files that are made anew for each container, and that nobody writes on the host afterwards: the guest
 // gets what is in them, which costs it less than a share.

@@ -28,6 +28,8 @@ type Input struct {
 	Crun artefact.Sysroot
 	// Agent is the agent's binary, which must be static.
 	Agent string
+	// Envd is cube-envd's binary, which must be static: containers get to see it.
+	Envd string
 	// Packages are the versions of the Debian packages.
 	Packages map[string]string
 }
@@ -38,7 +40,7 @@ func Publish(parent string, in Input) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := checkStatic(in.Agent); err != nil {
+	if err := errors.Join(checkStatic("agent", in.Agent), checkStatic("daemon for containers", in.Envd)); err != nil {
 		return "", err
 	}
 	root, err := initramfs(in, s)
@@ -54,7 +56,7 @@ func Publish(parent string, in Input) (string, error) {
 		if err := writeInitramfs(filepath.Join(dir, Initramfs), root); err != nil {
 			return fmt.Errorf("initramfs: %w", err)
 		}
-		if err := writeModulesImage(filepath.Join(dir, Modules), s); err != nil {
+		if err := writeModulesImage(filepath.Join(dir, Modules), s, in.Envd); err != nil {
 			return fmt.Errorf("modules image: %w", err)
 		}
 		agent, err := artefact.FileDigest(in.Agent)
@@ -66,15 +68,15 @@ func Publish(parent string, in Input) (string, error) {
 	})
 }
 
-// checkStatic refuses an agent that the guest's kernel could not start.
-func checkStatic(agent string) error {
+// checkStatic refuses a program that couldn't be started in the guest, or in a container of any image.
+func checkStatic(what, file string) error {
 	t := artefact.Tree{}
-	err := artefact.Sysroot(filepath.Dir(agent)).Add(t, filepath.Base(agent))
+	err := artefact.Sysroot(filepath.Dir(file)).Add(t, filepath.Base(file))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("the agent is missing: %w", err)
+		return fmt.Errorf("the %s is missing: %w", what, err)
 	case err != nil || len(t) != 1:
-		return fmt.Errorf("the agent %s needs shared libraries; build it with CGO_ENABLED=0", agent)
+		return fmt.Errorf("the %s %s needs shared libraries; build it with CGO_ENABLED=0", what, file)
 	}
 	return nil
 }

@@ -60,8 +60,10 @@ func packages(t *testing.T) Input {
 	write(t, filepath.Join(root, "boot/vmlinuz-"+release), "a kernel")
 	write(t, filepath.Join(root, "usr/bin/crun"), "#!not an ELF file, so it needs no libraries")
 	write(t, filepath.Join(root, "agent"), "#!nor is this")
+	write(t, filepath.Join(root, "envd"), "#!nor this")
 	return Input{
 		Release: release, Kernel: artefact.Sysroot(root), Crun: artefact.Sysroot(root), Agent: filepath.Join(root, "agent"),
+		Envd:     filepath.Join(root, "envd"),
 		Packages: map[string]string{"crun": "1"},
 	}
 }
@@ -281,6 +283,7 @@ func TestBadInput(t *testing.T) {
 		}},
 		{"no kernel", "vmlinuz", func(t *testing.T, in *Input) { remove(t, filepath.Join(string(in.Kernel), "boot/vmlinuz-"+release)) }},
 		{"no crun", "crun", func(t *testing.T, in *Input) { remove(t, filepath.Join(string(in.Crun), CrunPath)) }},
+		{"no daemon", "the daemon for containers is missing", func(t *testing.T, in *Input) { remove(t, in.Envd) }},
 		{"no agent", "the agent is missing", func(t *testing.T, in *Input) { remove(t, in.Agent) }},
 		{"broken modules.dep", "has no colon", func(t *testing.T, in *Input) {
 			write(t, filepath.Join(string(in.Kernel), "lib/modules", release, "modules.dep"), "nonsense\n")

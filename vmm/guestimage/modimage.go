@@ -19,12 +19,16 @@ import (
 // modulesImageMax bounds the modules image. The file is as large as what is in it.
 const modulesImageMax = 1 << 30
 
-// writeModulesImage writes the read-only ext4 image that stands for /lib/modules/<release> in the guest.
-func writeModulesImage(file string, s *moduleSet) error {
+// EnvdPath is where the modules image has cube-envd, beside what stands for /lib/modules/<release>.
+const EnvdPath = "tools/cube-envd"
+
+// writeModulesImage writes the read-only ext4 image with what the guest doesn't need at boot.
+func writeModulesImage(file string, s *moduleSet, envd string) error {
 	t, err := modulesTree(s)
 	if err != nil {
 		return err
 	}
+	t.Add(EnvdPath, artefact.Node{Mode: 0o755, Source: envd})
 	w, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err

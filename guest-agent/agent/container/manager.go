@@ -23,6 +23,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/rootfs"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
 	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
+	"github.com/cubesandbox/cube/guest-agent/agent/tools"
 	"github.com/cubesandbox/cube/guest-agent/agent/volumes"
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/internal/undo"
@@ -54,6 +55,7 @@ type Config struct {
 	Dir     string // where containers' files are; a tmpfs
 	Cgroups string // where the cgroup hierarchy is mounted
 	Shm     *volumes.Shm
+	Tools   *tools.Tools
 	Crun    *crun.Runtime
 	Events  *events.Log
 	// ResolvConf returns the resolv.conf for containers that bring none, empty if the guest has none.
@@ -140,7 +142,7 @@ func (m *Manager) Create(ctx context.Context, r Create) (_ *Container, err error
 	if c.volumes, err = volumes.Prepare(ctx, c.dir, files, r.Shares); err != nil {
 		return nil, err
 	}
-	if err := c.writeSpec(r); err != nil {
+	if err := c.writeSpec(ctx, r); err != nil {
 		return nil, err
 	}
 	u.Push(func() error { return c.discard(ctx) })
@@ -228,10 +230,11 @@ func (m *Manager) Leave(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (c *Container) writeSpec(r Create) error {
+func (c *Container) writeSpec(ctx context.Context, r Create) error {
 	g := spec.Guest{
 		Rootfs: c.root.Path, Cgroup: c.cgroupPath, Terminal: r.Terminal,
 		Files: c.volumes.Files[:len(r.Files)], Shares: c.volumes.Shares, Shm: c.m.Shm.Path,
+		Tools: func() (string, error) { return c.m.Tools.Path(ctx) },
 	}
 	if len(c.volumes.Files) > len(r.Files) {
 		g.ResolvConf = c.volumes.Files[len(r.Files)]

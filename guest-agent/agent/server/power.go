@@ -30,7 +30,7 @@ func (s *service) Quiesce(ctx context.Context, _ *emptypb.Empty) (*emptypb.Empty
 	if err := modules.Load(ctx, forShares...); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(modules.Unmount(), rehearse()); err != nil {
+	if err := errors.Join(s.Tools.Unmount(), modules.Unmount(), rehearse()); err != nil {
 		return nil, err
 	}
 	debug.FreeOSMemory()
@@ -44,7 +44,7 @@ func (s *service) Quiesce(ctx context.Context, _ *emptypb.Empty) (*emptypb.Empty
 }
 
 func (s *service) Shutdown(ctx context.Context, _ *emptypb.Empty) (*emptypb.Empty, error) {
-	err := errors.Join(s.Containers.Leave(ctx), modules.Unmount())
+	err := errors.Join(s.Containers.Leave(ctx), s.Tools.Unmount(), modules.Unmount())
 	unix.Sync()
 	if err != nil {
 		return nil, err

@@ -29,6 +29,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/agent/rootfs"
 	"github.com/cubesandbox/cube/guest-agent/agent/spec"
 	"github.com/cubesandbox/cube/guest-agent/agent/stdio"
+	"github.com/cubesandbox/cube/guest-agent/agent/tools"
 	"github.com/cubesandbox/cube/guest-agent/agent/volumes"
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/guest-agent/api/mux"
@@ -42,6 +43,7 @@ type Guest struct {
 	Containers *container.Manager
 	Card       *network.Card
 	Events     *events.Log
+	Tools      *tools.Tools
 	Version    string
 	// PowerOff ends the machine. It is called once everything is written and the answer to Shutdown is on its way.
 	PowerOff func()

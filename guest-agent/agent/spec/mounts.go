@@ -16,6 +16,7 @@ const (
 	fileMount  = "cube-file"
 	shareMount = "cube-share"
 	shmMount   = "cube-shm"
+	toolsMount = "cube-tools"
 )
 
 // mounts makes bind mounts of those that stand for something that the agent has prepared. Other bind mounts are refused:
@@ -68,6 +69,11 @@ func prepared(m *specs.Mount, g Guest) (source string, ok bool, err error) {
 			return "", true, errors.New("there is no shared memory to have in common")
 		}
 		source, err = g.Shm(size(m.Options))
+	case toolsMount:
+		if g.Tools == nil {
+			return "", true, errors.New("there are no tools for containers")
+		}
+		source, err = g.Tools()
 	default:
 		return "", false, nil
 	}

@@ -34,6 +34,8 @@ type Guest struct {
 	// Shm returns the path of the /dev/shm that containers have in common. Whoever comes first decides on its size
 	// (tmpfs(5)), "" for the kernel's default.
 	Shm func(size string) (string, error)
+	// Tools returns the path of the guest image's programs for containers.
+	Tools func() (string, error)
 	// ResolvConf is the path of the resolv.conf for a container that brings none, "" if the guest has none.
 	ResolvConf string
 }
