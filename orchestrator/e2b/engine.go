@@ -1,0 +1,37 @@
+package e2b
+
+import (
+	"context"
+	"time"
+
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
+)
+
+// Engine is what the API has sandboxes done by: a lifecycle.Engine. A sandbox or snapshot of another team isn't found.
+type Engine interface {
+	Create(ctx context.Context, c lifecycle.Create) (lifecycle.Sandbox, error)
+	Get(ctx context.Context, team, id string) (lifecycle.Sandbox, error)
+	// List returns a page, where the next one begins (zero if there is none), and how many sandboxes that run are asked for in
+	// all.
+	List(ctx context.Context, team string, f lifecycle.Filter) (page []lifecycle.Sandbox, next lifecycle.Cursor, running int, err error)
+	Kill(ctx context.Context, team, id string) error
+	// SetTimeout has it end so long from now, Refresh not before that.
+	SetTimeout(ctx context.Context, team, id string, d time.Duration) error
+	Refresh(ctx context.Context, team, id string, d time.Duration) error
+	// Connect has it run for at least so long, and tells whether it was paused. memory false has it begin anew with its disk; nil
+	// is as it was paused.
+	Connect(ctx context.Context, team, id string, d time.Duration, memory *bool) (sb lifecycle.Sandbox, resumed bool, err error)
+	// Resume is Connect of one that must be paused.
+	Resume(ctx context.Context, team, id string, d time.Duration, memory *bool) (lifecycle.Sandbox, error)
+	Pause(ctx context.Context, team, id string, memory bool) error
+	Fork(ctx context.Context, team, id string, d time.Duration, n int) ([]lifecycle.ForkResult, error)
+	Snapshot(ctx context.Context, team, id, name string) (lifecycle.Snapshot, error)
+	Snapshots(ctx context.Context, team string, f lifecycle.SnapshotFilter) (page []lifecycle.Snapshot, next lifecycle.Cursor, err error)
+	// DeleteSnapshot deletes a snapshot or template of the team's own. Of one that sandboxes are made of it is
+	// errdefs.ErrInvalidArgument or ErrFailedPrecondition.
+	DeleteSnapshot(ctx context.Context, team, id string) error
+	UpdateNetwork(ctx context.Context, team, id string, n lifecycle.Network, allowInternet *bool) error
+	// Metrics are oldest first. Zero times are no bounds.
+	Metrics(ctx context.Context, team, id string, from, to time.Time) ([]lifecycle.Metric, error)
+	Logs(ctx context.Context, team, id string, q lifecycle.LogQuery) ([]lifecycle.LogEntry, error)
+}

@@ -1,0 +1,34 @@
+package e2b
+
+import (
+	"net/url"
+	"strings"
+)
+
+// parseMetadata reads a filter: pairs "key=value" joined by "&". SDKs encode keys and values, then the whole, and the query that
+// it is in is encoded, too; that last one is undone already. What isn't encoded so often is taken as it is.
+func parseMetadata(s string) (map[string]string, error) {
+	if s == "" {
+		return nil, nil
+	}
+	filter := map[string]string{}
+	for pair := range strings.SplitSeq(unescape(s), "&") {
+		key, value, is := strings.Cut(pair, "=")
+		if !is || key == "" {
+			return nil, invalid("metadata: %s isn't key=value", quote(pair))
+		}
+		key = unescape(key)
+		if _, twice := filter[key]; twice {
+			return nil, invalid("metadata: %s is there more than once", quote(key))
+		}
+		filter[key] = unescape(value)
+	}
+	return filter, nil
+}
+
+func unescape(s string) string {
+	if u, err := url.QueryUnescape(s); err == nil {
+		return u
+	}
+	return s
+}

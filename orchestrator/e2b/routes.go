@@ -1,0 +1,141 @@
+package e2b
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Routes that need no key.
+const (
+	routeHealth  = "GET /health"
+	routeReady   = "GET /readyz"
+	routeMetrics = "GET /metrics"
+)
+
+// calls are what is done for whom has a key, by pattern.
+func (s *Server) calls() map[string]func(*call) (answer, error) {
+	return map[string]func(*call) (answer, error){
+		"POST /sandboxes":        s.create(v1),
+		"POST /v2/sandboxes":     s.create(v2),
+		"GET /sandboxes":         s.listV1,
+		"GET /v2/sandboxes":      s.list,
+		"GET /sandboxes/metrics": s.metricsOfMany,
+
+		"GET /sandboxes/{sandboxID}":             s.on(s.get),
+		"DELETE /sandboxes/{sandboxID}":          s.on(s.kill),
+		"POST /sandboxes/{sandboxID}/connect":    s.on(s.connect(v1)),
+		"POST /v2/sandboxes/{sandboxID}/connect": s.on(s.connect(v2)),
+		"POST /sandboxes/{sandboxID}/timeout":    s.on(s.setTimeout),
+		"POST /sandboxes/{sandboxID}/refreshes":  s.on(s.refresh),
+		"POST /sandboxes/{sandboxID}/pause":      s.on(s.pause),
+		"POST /sandboxes/{sandboxID}/resume":     s.on(s.resume),
+		"POST /sandboxes/{sandboxID}/fork":       s.on(s.fork),
+		"POST /sandboxes/{sandboxID}/snapshots":  s.on(s.save),
+		"PUT /sandboxes/{sandboxID}/network":     s.on(s.updateNetwork),
+		"GET /sandboxes/{sandboxID}/metrics":     s.on(s.metrics),
+		"GET /sandboxes/{sandboxID}/logs":        s.on(s.logsV1),
+		"GET /v2/sandboxes/{sandboxID}/logs":     s.on(s.logsV2),
+
+		"GET /snapshots":                   s.snapshots,
+		"GET /templates":                   s.listTemplatesV1,
+		"GET /v2/templates":                s.listTemplates,
+		"GET /templates/{templateID}":      s.getTemplate,
+		"DELETE /templates/{templateID}":   s.deleteTemplate,
+		"GET /templates/{templateID}/{of}": s.ofTemplate,
+		"GET /teams":                       s.teams,
+	}
+}
+
+const (
+	noBuilds  = "templates can't be built through the API yet"
+	noVolumes = "volumes aren't supported here"
+	noSecrets = "secrets aren't supported here"
+	noKeys    = "keys are made with `cube key create`, listed with `cube key ls` and revoked with `cube key revoke`"
+	noTeams   = "metrics of teams aren't supported here: GET /metrics has this machine's"
+)
+
+// unsupported are routes that E2B has, with why they aren't here: no client is to take them for things that aren't found.
+var unsupported = map[string]string{
+	"POST /v3/templates":                                  noBuilds,
+	"POST /v2/templates":                                  noBuilds,
+	"POST /templates":                                     noBuilds,
+	"POST /templates/{templateID}":                        noBuilds,
+	"PATCH /templates/{templateID}":                       noBuilds,
+	"PATCH /v2/templates/{templateID}":                    noBuilds,
+	"GET /templates/{templateID}/files/{hash}":            noBuilds,
+	"POST /templates/{templateID}/builds/{buildID}":       noBuilds,
+	"POST /v2/templates/{templateID}/builds/{buildID}":    noBuilds,
+	"GET /templates/{templateID}/builds/{buildID}/status": noBuilds,
+	"GET /templates/{templateID}/builds/{buildID}/logs":   noBuilds,
+	"POST /templates/tags":                                noBuilds,
+	"DELETE /templates/tags":                              noBuilds,
+	"GET /volumes":                                        noVolumes,
+	"POST /volumes":                                       noVolumes,
+	"GET /volumes/{volumeID}":                             noVolumes,
+	"DELETE /volumes/{volumeID}":                          noVolumes,
+	"GET /secrets":                                        noSecrets,
+	"POST /secrets":                                       noSecrets,
+	"GET /secrets/{secretID}":                             noSecrets,
+	"POST /secrets/{secretID}":                            noSecrets,
+	"DELETE /secrets/{secretID}":                          noSecrets,
+	"GET /api-keys":                                       noKeys,
+	"POST /api-keys":                                      noKeys,
+	"PATCH /api-keys/{apiKeyID}":                          noKeys,
+	"DELETE /api-keys/{apiKeyID}":                         noKeys,
+	"GET /teams/{teamID}/metrics":                         noTeams,
+	"GET /teams/{teamID}/metrics/max":                     noTeams,
+}
+
+// open are what anybody may ask.
+func (s *Server) open() map[string]http.Handler {
+	served := promhttp.HandlerFor(s.options.Metrics, promhttp.HandlerOpts{})
+	return map[string]http.Handler{
+		routeHealth: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, _ = io.WriteString(w, "Health check successful") // the client has gone away
+		}),
+		routeReady: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			report := s.options.Ready(r.Context())
+			status := http.StatusOK
+			if !report.Ready {
+				status = http.StatusServiceUnavailable
+				w.Header().Set("Retry-After", "1")
+			}
+			s.send(w, status, report)
+		}),
+		// Ids of sandboxes are in them, which let anybody in who knows them.
+		routeMetrics: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !local(r) {
+				s.refuse(w.(*exchange), r, fail(http.StatusForbidden, "metrics are for this machine only: ask for them at 127.0.0.1"))
+				return
+			}
+			served.ServeHTTP(w, r)
+		}),
+	}
+}
+
+// local tells whether a request comes from this machine, and not by way of a proxy on it.
+func local(r *http.Request) bool {
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.Unmap().IsLoopback() && r.Header.Get("X-Forwarded-For") == "" && r.Header.Get("Forwarded") == ""
+}
+
+// teamBody is a team, with the key that it was asked for with: others can't be had.
+type teamBody struct {
+	TeamID    string `json:"teamID"`
+	Name      string `json:"name"`
+	APIKey    string `json:"apiKey"`
+	IsDefault bool   `json:"isDefault"`
+}
+
+func (s *Server) teams(c *call) (answer, error) {
+	if err := c.checked(); err != nil {
+		return answer{}, err
+	}
+	return ok([]teamBody{{TeamID: c.team, Name: c.team, APIKey: c.key, IsDefault: true}}), nil
+}

@@ -1,0 +1,85 @@
+package e2b
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cubesandbox/cube/orchestrator/health"
+)
+
+// How long clients may take for their part, and how long requests are waited for when the server ends.
+const (
+	headerTimeout = 10 * time.Second
+	bodyTimeout   = 30 * time.Second
+	answerTimeout = time.Minute
+	idleTimeout   = 2 * time.Minute
+	drainTimeout  = 30 * time.Second
+)
+
+// headerLimit bounds a request's line and headers, in bytes.
+const headerLimit = 64 << 10
+
+// Options are what a server is made with.
+type Options struct {
+	// Domain is what sandboxes' host names end in, as clients reach them: with a port unless that is the scheme's own.
+	Domain string
+	// MaxTimeout is the longest that a client may ask for; 0 is any.
+	MaxTimeout time.Duration
+	// Ready tells which dependencies can be used.
+	Ready func(context.Context) health.Report
+	// Metrics get the API's, and are served by it.
+	Metrics *prometheus.Registry
+	Log     *slog.Logger
+	// Timeout scales a deadline for this host.
+	Timeout func(time.Duration) time.Duration
+}
+
+// Server is the API.
+type Server struct {
+	engine    Engine
+	keys      Keys
+	templates Templates
+	options   Options
+	log       *slog.Logger
+	timeout   func(time.Duration) time.Duration
+	counters  *counters
+}
+
+// New makes a server of what answers its requests.
+func New(engine Engine, keys Keys, templates Templates, o Options) *Server {
+	return &Server{engine, keys, templates, o, o.Log, o.Timeout, newCounters(o.Metrics)}
+}
+
+// Serve answers on a listener, which it closes, until the context ends. Requests that are under way then are finished, if that
+// doesn't take too long.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	srv := &http.Server{
+		Handler:           s.Handler(),
+		ReadHeaderTimeout: s.timeout(headerTimeout),
+		IdleTimeout:       s.timeout(idleTimeout),
+		MaxHeaderBytes:    headerLimit,
+		BaseContext:       func(net.Listener) context.Context { return requests },
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong below HTTP
+	}
+	ended := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		drain, cancel := context.WithTimeout(requests, s.timeout(drainTimeout))
+		defer cancel()
+		err := srv.Shutdown(drain)
+		cut()
+		ended <- errors.Join(err, srv.Close())
+	})
+	err := srv.Serve(l)
+	if stop() {
+		return err // it couldn't go on
+	}
+	return <-ended
+}
