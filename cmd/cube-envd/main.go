@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/guest-agent/envd"
+	"github.com/cubesandbox/cube/guest-agent/envd/pid1"
+	"github.com/cubesandbox/cube/guest-agent/envd/settings"
 )
 
 func main() {
@@ -23,11 +25,13 @@ func main() {
 }
 
 func run(args []string) error {
+	if len(args) > 0 && args[0] == "init" {
+		return runInit(args[1:])
+	}
 	c := envd.Config{}
 	flags := flag.NewFlagSet("cube-envd", flag.ExitOnError)
+	defaults(flags, &c.User, &c.Workdir)
 	flags.StringVar(&c.Address, "listen", fmt.Sprintf(":%d", envd.Port), "`address` to serve on")
-	flags.StringVar(&c.User, "user", "root", "`name` of the user that commands run as by default")
-	flags.StringVar(&c.Workdir, "workdir", "", "`directory` they run in by default (the user's home)")
 	flags.BoolVar(&c.Sandbox, "sandbox", false, "the machine is a sandbox of its own: set its clock, hand the environment on")
 	_ = flags.Parse(args)
 	if flags.NArg() > 0 {
@@ -36,4 +40,23 @@ func run(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	return envd.Run(ctx, c)
+}
+
+func runInit(args []string) error {
+	c := pid1.Config{}
+	flags := flag.NewFlagSet("cube-envd init", flag.ExitOnError)
+	defaults(flags, &c.User, &c.Workdir)
+	_ = flags.Parse(args)
+	c.Command = flags.Args()
+	c.Daemon = []string{"-sandbox", "-user", c.User, "-workdir", c.Workdir}
+	if err := settings.Forget(envd.Dir); err != nil {
+		return err
+	}
+	return pid1.Run(c)
+}
+
+// defaults are what commands have whose callers don't say.
+func defaults(flags *flag.FlagSet, user, workdir *string) {
+	flags.StringVar(user, "user", "root", "`name` of the user that commands run as by default")
+	flags.StringVar(workdir, "workdir", "", "`directory` they run in by default (the user's home)")
 }

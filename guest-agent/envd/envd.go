@@ -15,9 +15,14 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/net/netutil"
 
+	filesystempb "github.com/cubesandbox/cube/guest-agent/envd/api/filesystem"
 	"github.com/cubesandbox/cube/guest-agent/envd/api/process"
 	"github.com/cubesandbox/cube/guest-agent/envd/auth"
 	"github.com/cubesandbox/cube/guest-agent/envd/cgroups"
+	"github.com/cubesandbox/cube/guest-agent/envd/files"
+	"github.com/cubesandbox/cube/guest-agent/envd/filesystem"
+	"github.com/cubesandbox/cube/guest-agent/envd/metrics"
+	"github.com/cubesandbox/cube/guest-agent/envd/ports"
 	"github.com/cubesandbox/cube/guest-agent/envd/processes"
 	"github.com/cubesandbox/cube/guest-agent/envd/settings"
 	"github.com/cubesandbox/cube/guest-agent/envd/status"
@@ -74,6 +79,9 @@ func Run(ctx context.Context, c Config) error {
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
 	defer context.AfterFunc(ctx, func() { server.Close() })()
+	if c.Sandbox {
+		go (&ports.Forwarder{Device: "eth0", Except: Port}).Run(ctx)
+	}
 	slog.Info("envd serves", "address", listener.Addr(), "version", Version)
 	if err := server.Serve(netutil.LimitListener(listener, maxConnections)); !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -98,7 +106,10 @@ func newHandler(c Config) (http.Handler, error) {
 		status.WriteJSON(w, http.StatusOK, store.Get().Environ())
 	})
 	mux.HandleFunc("POST /init", store.Init)
+	mux.Handle("GET /metrics", metrics.New())
+	(&files.Handler{Settings: store}).Register(mux)
 	options := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage)}
+	mux.Handle(filesystempb.NewFilesystemHandler(&filesystem.Service{Settings: store}, options...))
 	mux.Handle(process.NewProcessHandler(&processes.Service{Registry: registry}, options...))
 	return withVersion(cors(noZeroTimeout(auth.Guard(store.Token, mux)))), nil
 }

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -109,7 +108,7 @@ func (r *Registry) command(spec Spec) (*exec.Cmd, error) {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("cwd %s is not a directory of this sandbox", dir))
 	}
-	path, err := find(spec.Command, dir, env["PATH"])
+	path, err := users.FindCommand(spec.Command, dir, env["PATH"])
 	if err != nil {
 		return nil, err
 	}
@@ -149,29 +148,6 @@ func (r *Registry) environ(spec Spec, s settings.Settings) map[string]string {
 	maps.Copy(env, s.Environ())
 	maps.Copy(env, spec.Env)
 	return env
-}
-
-// find looks a command up as the process's shell would.
-func find(command, dir, path string) (string, error) {
-	if command == "" {
-		return "", errdefs.ErrInvalidArgument.WithMessage("cmd is empty")
-	}
-	if strings.Contains(command, "/") {
-		if !filepath.IsAbs(command) {
-			command = filepath.Join(dir, command)
-		}
-		return command, nil
-	}
-	for _, d := range filepath.SplitList(path) {
-		if !filepath.IsAbs(d) {
-			d = filepath.Join(dir, d)
-		}
-		candidate := filepath.Join(d, command)
-		if info, err := os.Stat(candidate); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-			return candidate, nil
-		}
-	}
-	return "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("start %s: no such command in PATH", command))
 }
 
 // connect makes the process's stdio: what is read of it here, and its own ends, which are closed here once it runs.

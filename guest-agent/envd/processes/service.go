@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
@@ -13,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/guest-agent/envd/api/process"
+	"github.com/cubesandbox/cube/guest-agent/envd/keepalive"
 	"github.com/cubesandbox/cube/guest-agent/envd/settings"
 	"github.com/cubesandbox/cube/guest-agent/envd/status"
 )
@@ -37,7 +36,7 @@ func (s *Service) List(_ context.Context, _ *connect.Request[process.ListRequest
 }
 
 func (s *Service) Start(ctx context.Context, r *connect.Request[process.StartRequest], out *connect.ServerStream[process.StartResponse]) error {
-	keepalive, err := KeepAlive(r.Header())
+	interval, err := keepalive.Interval(r.Header())
 	if err != nil {
 		return status.Connect(err)
 	}
@@ -50,7 +49,7 @@ func (s *Service) Start(ctx context.Context, r *connect.Request[process.StartReq
 		return status.Connect(err)
 	}
 	defer sub.Leave()
-	return status.Connect(follow(ctx, p, sub, keepalive, func(e *process.ProcessEvent) error {
+	return status.Connect(follow(ctx, p, sub, interval, func(e *process.ProcessEvent) error {
 		return out.Send(&process.StartResponse{Event: e})
 	}))
 }
@@ -84,7 +83,7 @@ func sizeOf(p *process.PTY) *Size {
 }
 
 func (s *Service) Connect(ctx context.Context, r *connect.Request[process.ConnectRequest], out *connect.ServerStream[process.ConnectResponse]) error {
-	keepalive, err := KeepAlive(r.Header())
+	interval, err := keepalive.Interval(r.Header())
 	if err != nil {
 		return status.Connect(err)
 	}
@@ -94,18 +93,18 @@ func (s *Service) Connect(ctx context.Context, r *connect.Request[process.Connec
 	}
 	sub := p.Subscribe()
 	defer sub.Leave()
-	return status.Connect(follow(ctx, p, sub, keepalive, func(e *process.ProcessEvent) error {
+	return status.Connect(follow(ctx, p, sub, interval, func(e *process.ProcessEvent) error {
 		return out.Send(&process.ConnectResponse{Event: e})
 	}))
 }
 
 // follow sends what happens to the process until it ends or ctx does.
-func follow(ctx context.Context, p *Process, sub *Subscription, keepalive time.Duration, send func(*process.ProcessEvent) error) error {
+func follow(ctx context.Context, p *Process, sub *Subscription, interval time.Duration, send func(*process.ProcessEvent) error) error {
 	err := send(&process.ProcessEvent{Event: &process.ProcessEvent_Start_{Start: &process.ProcessEvent_Start{Pid: p.PID}}})
 	if err != nil {
 		return err
 	}
-	idle := time.NewTimer(keepalive)
+	idle := time.NewTimer(interval)
 	defer idle.Stop()
 	for {
 		var e *process.ProcessEvent
@@ -122,7 +121,7 @@ func follow(ctx context.Context, p *Process, sub *Subscription, keepalive time.D
 		if err := send(e); err != nil {
 			return err
 		}
-		idle.Reset(keepalive)
+		idle.Reset(interval)
 	}
 }
 
@@ -250,24 +249,4 @@ func (s *Service) running(sel *process.ProcessSelector) (*Process, error) {
 		err = p.gone()
 	}
 	return p, err
-}
-
-// Bounds of the time between keepalives.
-const (
-	defaultKeepAlive = 90 * time.Second
-	maxKeepAlive     = time.Hour
-)
-
-// KeepAlive is how long a client wants a stream to be silent at most. The error is errdefs.ErrInvalidArgument.
-func KeepAlive(h http.Header) (time.Duration, error) {
-	const name = "Keepalive-Ping-Interval"
-	v := h.Get(name)
-	if v == "" {
-		return defaultKeepAlive, nil
-	}
-	n, err := strconv.ParseUint(v, 10, 31)
-	if err != nil || n == 0 {
-		return 0, errdefs.ErrInvalidArgument.WithMessage(name + " is no number of seconds above 0: " + strconv.Quote(v))
-	}
-	return min(time.Duration(n)*time.Second, maxKeepAlive), nil
 }

@@ -30,7 +30,7 @@ var table = []struct {
 	{[]error{context.DeadlineExceeded}, connect.CodeDeadlineExceeded, http.StatusRequestTimeout},
 	{[]error{context.Canceled}, connect.CodeCanceled, http.StatusRequestTimeout},
 	{[]error{syscall.ENOSPC, syscall.EDQUOT}, connect.CodeResourceExhausted, http.StatusInsufficientStorage},
-	{[]error{syscall.ENOTDIR, syscall.EISDIR, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENOTEMPTY, syscall.EXDEV},
+	{[]error{syscall.ENOTDIR, syscall.EISDIR, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENOTEMPTY, syscall.ENXIO},
 		connect.CodeInvalidArgument, http.StatusBadRequest},
 	{[]error{syscall.ELOOP, syscall.EROFS, syscall.ETXTBSY, syscall.EBUSY}, connect.CodeFailedPrecondition, http.StatusBadRequest},
 	{[]error{fs.ErrNotExist}, connect.CodeNotFound, http.StatusNotFound},
