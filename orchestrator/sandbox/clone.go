@@ -64,9 +64,12 @@ func (c *Client) Origin(ctx context.Context, id string) (_ *Origin, err error) {
 	if o.image, err = o.parent.Image(ctx); err != nil {
 		return nil, fmt.Errorf("look up the image of container %s: %w", id, err)
 	}
-	if err := o.claim(ctx); err != nil {
+	dir, release, err := c.claim(ctx, o.snapshot)
+	if err != nil {
 		return nil, fmt.Errorf("make the clones' directory: %w", err)
 	}
+	o.dir = dir
+	o.undo.Push(release)
 	o.undo.Push(func() error { // that of a save that has been given up, too
 		if o.stuck {
 			return nil // UndoClones goes on with it
@@ -79,24 +82,24 @@ func (c *Client) Origin(ctx context.Context, id string) (_ *Origin, err error) {
 	return o, (saved.Checkpoint{Snapshot: o.snapshot, Container: id}).Write(o.dir)
 }
 
-// claim makes the directory that is locked as long as this process lives and clones are made.
-func (o *Origin) claim(ctx context.Context) error {
-	o.dir = filepath.Join(CloneDir(o.c.cfg), o.snapshot)
+// claim makes a directory that is locked as long as this process lives and something is made of the checkpoint in it.
+func (c *Client) claim(ctx context.Context, name string) (dir string, release func() error, err error) {
+	dir = filepath.Join(CloneDir(c.cfg), name)
 	for {
-		if err := os.MkdirAll(o.dir, 0o700); err != nil {
-			return err
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return "", nil, err
 		}
-		unlock, err := flock.LockDir(ctx, o.dir, false)
+		unlock, err := flock.LockDir(ctx, dir, false)
 		if errors.Is(err, fs.ErrNotExist) { // taken for one of a process that has died
 			continue
 		}
-		if err == nil {
-			o.undo.Push(func() error {
-				defer unlock()
-				return os.RemoveAll(o.dir)
-			})
+		if err != nil {
+			return "", nil, err
 		}
-		return err
+		return dir, func() error {
+			defer unlock()
+			return os.RemoveAll(dir)
+		}, nil
 	}
 }
 
@@ -142,22 +145,26 @@ func (o *Origin) Clone(ctx context.Context, n int) (ids []string, failed []error
 // clone makes one.
 func (o *Origin) clone(ctx context.Context) (id string, err error) {
 	id = randomID()
-	c := o.c
+	return id, o.c.restore(ctx, id, o.image, o.specOf(id), o.dir, map[string]string{clonedLabel: o.snapshot})
+}
+
+// restore makes a container that goes on from the checkpoint in a directory, with its output in its log file.
+func (c *Client) restore(ctx context.Context, id string, image client.Image, spec *specs.Spec, checkpoint string, labels map[string]string) (err error) {
 	var u undo.Stack
 	defer u.Run(&err)
 	if err := os.MkdirAll(filepath.Dir(LogPath(c.cfg, id)), 0o700); err != nil {
-		return "", fmt.Errorf("make the log directory: %w", err)
+		return fmt.Errorf("make the log directory: %w", err)
 	}
 	ctr, err := c.ctrd.NewContainer(ctx, id,
-		client.WithImage(o.image),
+		client.WithImage(image),
 		client.WithSnapshotter(Snapshotter),
-		client.WithNewSnapshot(id, o.image),
-		client.WithImageStopSignal(o.image, "SIGTERM"),
+		client.WithNewSnapshot(id, image),
+		client.WithImageStopSignal(image, "SIGTERM"),
 		client.WithRuntime(Runtime, nil),
-		client.WithSpec(o.specOf(id)),
-		client.WithAdditionalContainerLabels(map[string]string{clonedLabel: o.snapshot}))
+		client.WithSpec(spec),
+		client.WithAdditionalContainerLabels(labels))
 	if err != nil {
-		return "", fmt.Errorf("create container %s: %w", id, err)
+		return fmt.Errorf("create container %s: %w", id, err)
 	}
 	var task client.Task
 	u.Push(func() error {
@@ -167,16 +174,16 @@ func (o *Origin) clone(ctx context.Context) (id string, err error) {
 	})
 	tctx, cancel := c.patient(ctx)
 	defer cancel()
-	if task, err = ctr.NewTask(tctx, cio.LogURI(logURI(c.cfg, id)), client.WithRestoreImagePath(o.dir)); err == nil {
+	if task, err = ctr.NewTask(tctx, cio.LogURI(logURI(c.cfg, id)), client.WithRestoreImagePath(checkpoint)); err == nil {
 		err = context.Cause(ctx)
 	}
 	if err == nil {
 		err = task.Start(tctx)
 	}
 	if err != nil {
-		return "", fmt.Errorf("start container %s: %w", id, err)
+		return fmt.Errorf("start container %s: %w", id, err)
 	}
-	return id, nil
+	return nil
 }
 
 // removeClones removes all clones of a snapshot, whatever state they are in. It goes on after ctx has ended.

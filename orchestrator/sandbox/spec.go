@@ -52,6 +52,8 @@ type Spec struct {
 	Disk        int64
 	Mounts      []Mount
 	Annotations map[string]string
+	// Whole gives the container all of its machine: root in it is root of the guest. It has envd in ToolsDir.
+	Whole bool
 	// Network is what the container reaches and by which ports it is reached; nil: nothing, and by none.
 	Network *network.Settings
 }
@@ -122,6 +124,9 @@ func (s Spec) options(config imagespec.ImageConfig) ([]oci.SpecOpts, error) {
 		oci.WithProcessCwd(first(s.Process.Cwd, config.WorkingDir, "/")),
 		oci.WithHostname(hostname(s.ID)),
 		oci.WithAnnotations(annotations),
+	}
+	if s.Whole {
+		opts = append(opts, whole)
 	}
 	for _, m := range s.Mounts {
 		opts = append(opts, oci.WithMounts([]specs.Mount{m.spec()}))

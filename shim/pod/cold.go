@@ -24,17 +24,27 @@ func (n *creation) orCold(ctx context.Context) error {
 	if n.from == nil {
 		return nil
 	}
+	paused := n.from.pod.Purpose == saved.ForPause
+	if n.from.cold && paused {
+		n.beginAnew("that is how it was to be resumed")
+		return nil
+	}
 	err := n.env.Launcher(n.cfg).Restorable(ctx, n.from.info.ID)
-	if err != nil && errdefs.IsFailedPrecondition(err) && n.from.pod.Purpose == saved.ForPause {
+	if err != nil && errdefs.IsFailedPrecondition(err) && paused {
 		n.log.Warn("the container begins anew with the disk it had: its machine can't be restored", "snapshot", n.from.info.ID, "error", err)
-		n.cold, n.coldFrom = err.Error(), n.from
-		n.from, n.saved = nil, nil
+		n.beginAnew(err.Error())
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("restore container %s: %w", n.ID, err)
 	}
 	return nil
+}
+
+// beginAnew has nothing but the disk be of the snapshot.
+func (n *creation) beginAnew(why string) {
+	n.cold, n.coldFrom = why, n.from
+	n.from, n.saved = nil, nil
 }
 
 // coldRoot has the root be a copy of the disk that was saved, in the directory of the machine's disks.

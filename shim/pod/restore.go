@@ -21,6 +21,7 @@ import (
 type origin struct {
 	info *snapshot.Info
 	pod  *saved.Pod
+	cold bool // as the checkpoint has it
 }
 
 // openOrigin reads what a snapshot says of its pod.
@@ -58,6 +59,7 @@ func (n *creation) checkpointed() (err error) {
 	if n.from, err = openOrigin(n.env.Snapshots(n.cfg), c.Snapshot); err != nil {
 		return err
 	}
+	n.from.cold = c.Cold
 	n.saved = n.from.pod.Container(c.Container)
 	refuse := func(format string, args ...any) error {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf(format, args...))

@@ -1,0 +1,84 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/shim/saved"
+	"github.com/cubesandbox/cube/shim/spec"
+)
+
+// Blueprint is what containerd has to know of a container that is made from a snapshot of another one, which needn't be there
+// any more.
+type Blueprint struct {
+	Image     string      `json:"image"`
+	Container string      `json:"container"` // that the snapshot is of
+	Spec      *specs.Spec `json:"spec"`
+}
+
+// Blueprint is that of snapshots of a container.
+func (c *Client) Blueprint(ctx context.Context, id string) (Blueprint, error) {
+	ctx = c.context(ctx)
+	ctr, err := c.container(ctx, id)
+	if err != nil {
+		return Blueprint{}, err
+	}
+	image, err := ctr.Image(ctx)
+	if err != nil {
+		return Blueprint{}, fmt.Errorf("look up the image of container %s: %w", id, err)
+	}
+	s, err := cloneSpec(ctx, ctr)
+	if err != nil {
+		return Blueprint{}, err
+	}
+	return Blueprint{Image: image.Name(), Container: id, Spec: s}, nil
+}
+
+// Restored asks for a container that goes on from a snapshot.
+type Restored struct {
+	ID       string
+	Snapshot string
+	Blueprint
+	// Network is what it reaches; nil: nothing.
+	Network *network.Settings
+	// Labels are containerd's.
+	Labels map[string]string
+}
+
+// Restore makes a container from a snapshot. Its output goes to its log file.
+func (c *Client) Restore(ctx context.Context, r Restored) error {
+	ctx = c.context(ctx)
+	if r.Spec == nil || r.Spec.Annotations == nil {
+		return errdefs.ErrInvalidArgument.WithMessage("the blueprint of container " + r.ID + " has no spec")
+	}
+	image, err := c.ctrd.GetImage(ctx, r.Image)
+	if err != nil {
+		return fmt.Errorf("the image of container %s: %w", r.ID, err)
+	}
+	s := *r.Spec
+	s.Hostname = hostname(r.ID)
+	s.Annotations = maps.Clone(s.Annotations)
+	s.Annotations[spec.NetworkKey] = spec.NoNetwork
+	if r.Network != nil {
+		b, err := json.Marshal(r.Network)
+		if err != nil {
+			return fmt.Errorf("encode the network's settings: %w", err)
+		}
+		s.Annotations[spec.NetworkKey] = string(b)
+	}
+	dir, release, err := c.claim(ctx, "restore-"+r.ID)
+	if err != nil {
+		return fmt.Errorf("make the directory of the checkpoint: %w", err)
+	}
+	defer release() // a directory that is left is removed by the next cube up
+	if err := (saved.Checkpoint{Snapshot: r.Snapshot, Container: r.Container}).Write(dir); err != nil {
+		return err
+	}
+	return c.restore(ctx, r.ID, image, &s, dir, r.Labels)
+}
