@@ -75,6 +75,16 @@ func (c *Client) endTask(ctx context.Context, ctr client.Container) error {
 // Resume has a paused container go on, with its output in its log file. note says why it didn't from its memory, but began
 // anew with its disk; "" if it did. After an error it is paused, if the error doesn't say that it runs.
 func (c *Client) Resume(ctx context.Context, id string) (note string, err error) {
+	return c.resume(ctx, id, false)
+}
+
+// ResumeCold has a paused container begin anew with its disk.
+func (c *Client) ResumeCold(ctx context.Context, id string) error {
+	_, err := c.resume(ctx, id, true)
+	return err
+}
+
+func (c *Client) resume(ctx context.Context, id string, cold bool) (note string, err error) {
 	ctx = c.context(ctx)
 	ctr, err := c.container(ctx, id)
 	if err != nil {
@@ -96,6 +106,12 @@ func (c *Client) Resume(ctx context.Context, id string) (note string, err error)
 		return "", err
 	}
 	if !runs {
+		if cold && !cp.Cold {
+			cp.Cold = true
+			if err := paused.Write(cp); err != nil {
+				return "", err
+			}
+		}
 		if note, err = c.goOn(ctx, ctr, string(paused)); err != nil {
 			return "", err
 		}
