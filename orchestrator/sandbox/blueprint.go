@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"maps"
 
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/cubesandbox/cube/cni/network"
@@ -81,4 +84,34 @@ func (c *Client) Restore(ctx context.Context, r Restored) error {
 		return err
 	}
 	return c.restore(ctx, r.ID, image, &s, dir, r.Labels)
+}
+
+// SetNetwork replaces what a container reaches when it is started or resumed next. What it reaches as it runs isn't changed.
+func (c *Client) SetNetwork(ctx context.Context, id string, settings *network.Settings) error {
+	ctx = c.context(ctx)
+	ctr, err := c.container(ctx, id)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(settings)
+	if err != nil {
+		return fmt.Errorf("encode the network's settings: %w", err)
+	}
+	err = ctr.Update(ctx, func(_ context.Context, _ *client.Client, r *containers.Container) error {
+		var s specs.Spec
+		if err := typeurl.UnmarshalTo(r.Spec, &s); err != nil {
+			return err
+		}
+		if s.Annotations == nil {
+			s.Annotations = map[string]string{}
+		}
+		s.Annotations[spec.NetworkKey] = string(b)
+		var err error
+		r.Spec, err = typeurl.MarshalAny(&s)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("write down the network of container %s: %w", id, err)
+	}
+	return nil
 }

@@ -34,6 +34,8 @@ type Container struct {
 	ExitStatus *uint32    `json:"exit_status,omitempty"`
 	ExitedAt   *time.Time `json:"exited_at,omitempty"`
 	PausedAt   *time.Time `json:"paused_at,omitempty"` // to disk
+	// Labels are containerd's.
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // List lists this runtime's containers, newest first: those that run, or all.
@@ -74,8 +76,30 @@ func (c *Client) List(ctx context.Context, all bool) ([]Container, error) {
 	return out, nil
 }
 
+// Get describes one container.
+func (c *Client) Get(ctx context.Context, id string) (Container, error) {
+	ctx = c.context(ctx)
+	ctr, err := c.container(ctx, id)
+	if err != nil {
+		return Container{}, err
+	}
+	r, err := ctr.Info(ctx)
+	if err != nil {
+		return Container{}, fmt.Errorf("look up container %s: %w", id, err)
+	}
+	resp, err := c.ctrd.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
+	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
+		return Container{}, fmt.Errorf("look up the task of container %s: %w", id, err)
+	}
+	k := describe(r, resp.GetProcess())
+	if k.Status == "" || k.ExitStatus != nil {
+		c.describePaused(ctx, &k)
+	}
+	return k, nil
+}
+
 func describe(r containers.Container, t *task.Process) Container {
-	k := Container{ID: r.ID, Image: r.Image, Created: r.CreatedAt}
+	k := Container{ID: r.ID, Image: r.Image, Created: r.CreatedAt, Labels: r.Labels}
 	var spec specs.Spec
 	if r.Spec != nil && typeurl.UnmarshalTo(r.Spec, &spec) == nil && spec.Process != nil {
 		k.Command = spec.Process.Args

@@ -1,0 +1,53 @@
+package machines
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"github.com/cubesandbox/cube/bpf/policy"
+	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
+)
+
+// SetNetwork replaces what a running machine reaches, for its open connections too, and what it will after a resume.
+func (m *Machines) SetNetwork(ctx context.Context, id string, e lifecycle.Egress) error {
+	settings, err := settingsOf(e)
+	if err != nil {
+		return err
+	}
+	a, err := m.network.Find(ctx, m.cfg.Containerd.Namespace, id)
+	if err != nil {
+		return err
+	}
+	// First what holds later: if that fails, nothing has changed.
+	if err := m.client.SetNetwork(ctx, id, settings); err != nil {
+		return err
+	}
+	return m.network.SetPolicy(ctx, a.Key, settings.Policy)
+}
+
+// everything is what is denied to a sandbox that is to have no internet.
+var everything = netip.MustParsePrefix("0.0.0.0/0")
+
+// settingsOf is a policy: what is allowed goes before what is denied, as it stands first.
+func settingsOf(e lifecycle.Egress) (*network.Settings, error) {
+	p := &policy.Policy{Default: policy.Direct}
+	for _, to := range e.AllowOut {
+		p.Rules = append(p.Rules, policy.Rule{Action: policy.Direct, To: to})
+	}
+	for _, to := range e.DenyOut {
+		if prefix, err := netip.ParsePrefix(to); err == nil && prefix == everything {
+			p.Default = policy.Deny
+			continue
+		}
+		p.Rules = append(p.Rules, policy.Rule{Action: policy.Deny, To: to})
+	}
+	if p.Default == policy.Deny { // the rest is denied anyway, and rules are few
+		p.Rules = slices.DeleteFunc(p.Rules, func(r policy.Rule) bool { return r.Action == policy.Deny })
+	}
+	if _, err := policy.Compile(*p, policy.Guard{}); err != nil {
+		return nil, err
+	}
+	return &network.Settings{Policy: p}, nil
+}
