@@ -28,10 +28,11 @@ type Guests interface {
 type Init struct {
 	SandboxID, TemplateID string
 	Token                 string // "" for a sandbox that isn't secure
-	HookToken             string
-	Env                   map[string]string
-	User, Workdir         string
-	Request               string
+	// Former is the token that envd may have until then.
+	Former        string
+	Env           map[string]string
+	User, Workdir string
+	Request       string
 }
 
 // HookBody is what a hook is told, in JSON. Of its fields, only Env and Metadata are a user's.
@@ -66,7 +67,11 @@ func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why str
 	token, _ := e.tokens(r)
 	env := maps.Clone(r.Env)
 	maps.DeleteFunc(env, func(k, _ string) bool { return Reserved(k) })
-	err := e.guests.Init(ctx, addr, Init{SandboxID: r.ID, TemplateID: r.TemplateID, Token: token, HookToken: e.seed.hook(r.ID), Env: env,
+	former := token
+	if r.Origin != "" && (why == whyCreate || why == whyFork) {
+		former = e.seed.envd(r.Origin)
+	}
+	err := e.guests.Init(ctx, addr, Init{SandboxID: r.ID, TemplateID: r.TemplateID, Token: token, Former: former, Env: env,
 		User: r.Settings.User, Workdir: r.Settings.Workdir, Request: r.Request})
 	if err != nil {
 		return fmt.Errorf("sandbox %s: envd: %w", r.ID, err)

@@ -40,6 +40,8 @@ type spec struct {
 	Secure          bool              `json:"secure,omitempty"`
 	// Settings are its build's.
 	Settings db.Settings `json:"settings"`
+	// Origin is the sandbox that its first machine was saved of, "" if that was of none.
+	Origin string `json:"origin,omitempty"`
 	// Cold: it is paused without its memory, or is going to be.
 	Cold bool `json:"cold,omitempty"`
 	// Epoch is one life of its machine: what was connected to another isn't any more.

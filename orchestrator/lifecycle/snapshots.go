@@ -218,7 +218,7 @@ func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n i
 	for i := range results {
 		children.Go(func() {
 			child := &row{ID: newSandboxID(), Team: parent.Team, TemplateID: parent.TemplateID, BuildID: parent.BuildID, State: Creating, Metadata: parent.Metadata, spec: parent.spec}
-			child.Timeout, child.Request = d, randomID(20)
+			child.Timeout, child.Origin, child.Request = d, parent.ID, randomID(20)
 			child.Requests, child.Epoch, child.Reason = nil, "", ""
 			results[i].Sandbox, results[i].Err = e.make(ctx, child, build.Snapshot, whyFork)
 		})

@@ -147,7 +147,7 @@ func (e *Engine) Connect(ctx context.Context, team, id string, d time.Duration, 
 	if err := e.allowed(d); err != nil {
 		return Sandbox{}, false, err
 	}
-	for range maxTransitions {
+	for waited := 0; waited <= maxTransitions; {
 		b, r, err := e.find(team, id)
 		if err != nil {
 			return Sandbox{}, false, err
@@ -161,13 +161,14 @@ func (e *Engine) Connect(ctx context.Context, team, id string, d time.Duration, 
 			resumed = true
 			sb, err = e.resume(ctx, b, d, memory)
 		default:
-			if r, err = b.rest(ctx); err != nil || r != nil && r.State != Killing {
-				if err != nil {
-					return Sandbox{}, false, err
-				}
-				continue
+			if r.State == Killing {
+				return Sandbox{}, false, refused(r, evResume)
 			}
-			err = refused(&row{ID: id, State: Killing}, evResume)
+			waited++
+			if _, err := b.rest(ctx); err != nil {
+				return Sandbox{}, false, err
+			}
+			continue
 		}
 		if err == nil || !overtaken(b, r, err) {
 			return sb, resumed && err == nil, err
@@ -189,7 +190,7 @@ func errRestless(id string) error {
 
 // wake resumes a sandbox for traffic, if that is how it was created, and waits for what is under way with it.
 func (e *Engine) wake(ctx context.Context, id string) error {
-	for range maxTransitions {
+	for waited := 0; waited <= maxTransitions; {
 		b, r, err := e.find("", id)
 		if err != nil {
 			return err
@@ -200,6 +201,7 @@ func (e *Engine) wake(ctx context.Context, id string) error {
 		case r.State == Killing:
 			return refused(r, evResume)
 		case r.State != Paused:
+			waited++
 			if _, err := b.rest(ctx); err != nil {
 				return err
 			}

@@ -1,0 +1,360 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
+)
+
+// host is machines and what answers in them, as far as the engine sees. Each call takes a moment, and can be made to fail, to
+// hang, or to be where the engine's process dies.
+type host struct {
+	mu        sync.Mutex
+	machines  map[string]*machine
+	snapshots map[string]bool
+	network   map[string]Egress
+	watchers  map[int]func(string)
+	next      int
+	took      time.Duration
+	calls     []string
+	busy      map[string]string // what is being done to each machine
+	overlap   []string          // calls that came amid another
+	// fail is asked before and after each call; what it returns is the call's error. A call that fails after has been done.
+	fail func(ctx context.Context, call, id string, after bool) error
+}
+
+type machine struct {
+	state    Presence
+	half     bool
+	addr     netip.Addr
+	memory   bool // kept by the pause
+	lives    int
+	told     []Init
+	hooked   []HookBody
+	started  []string
+	rolledTo string
+}
+
+func newHost() *host {
+	return &host{machines: map[string]*machine{}, snapshots: map[string]bool{"base": true}, network: map[string]Egress{}, watchers: map[int]func(string){}, took: 100 * time.Millisecond, busy: map[string]string{}}
+}
+
+var errFake = errdefs.ErrUnavailable.WithMessage("the machine has no luck")
+
+// do has a call take its time. done is what it does to the host, and undo what that leaves when the context ends.
+func (h *host) do(ctx context.Context, call, id string, done func() error) error {
+	h.mu.Lock()
+	h.calls = append(h.calls, call+" "+id)
+	if other, ok := h.busy[id]; ok && call != "look" && call != "network" && id != "" {
+		h.overlap = append(h.overlap, fmt.Sprintf("%s amid %s of %s", call, other, id))
+	}
+	h.busy[id] = call
+	fail, took := h.fail, h.took
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		delete(h.busy, id)
+		h.mu.Unlock()
+	}()
+	if fail != nil {
+		if err := fail(ctx, call, id, false); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-time.After(took):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	h.mu.Lock()
+	err := done()
+	h.mu.Unlock()
+	if err == nil && fail != nil {
+		err = fail(ctx, call, id, true)
+	}
+	return err
+}
+
+func (h *host) get(id string, state Presence) (*machine, error) {
+	m := h.machines[id]
+	if m == nil || m.state != state {
+		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("machine %s isn't in state %v", id, state))
+	}
+	return m, nil
+}
+
+func (h *host) addr() netip.Addr {
+	h.next++
+	return netip.AddrFrom4([4]byte{10, 200, byte(h.next >> 8), byte(h.next)})
+}
+
+func (h *host) Create(ctx context.Context, m Machine) (addr netip.Addr, err error) {
+	err = h.do(ctx, "create", m.ID, func() error {
+		if !h.snapshots[m.Snapshot] {
+			return errdefs.ErrNotFound.WithMessage("no snapshot " + m.Snapshot)
+		}
+		if h.machines[m.ID] != nil {
+			return errdefs.ErrAlreadyExists
+		}
+		addr = h.addr()
+		h.machines[m.ID] = &machine{state: Runs, addr: addr, lives: 1}
+		h.network[m.ID] = m.Network
+		return nil
+	})
+	return addr, err
+}
+
+func (h *host) Pause(ctx context.Context, id string, memory bool) error {
+	return h.do(ctx, "pause", id, func() error {
+		m, err := h.get(id, Runs)
+		if err == nil {
+			m.state, m.memory, m.addr = Still, memory, netip.Addr{}
+		}
+		return err
+	})
+}
+
+func (h *host) Resume(ctx context.Context, id string, memory bool) (addr netip.Addr, note string, err error) {
+	err = h.do(ctx, "resume", id, func() error {
+		m, err := h.get(id, Still)
+		if err == nil {
+			addr = h.addr()
+			m.state, m.addr, m.memory = Runs, addr, memory && m.memory
+			m.lives++
+		}
+		return err
+	})
+	return addr, "", err
+}
+
+func (h *host) Save(ctx context.Context, id, snapshot string) error {
+	return h.do(ctx, "save", id, func() error {
+		_, err := h.get(id, Runs)
+		if err == nil {
+			h.snapshots[snapshot] = true
+		}
+		return err
+	})
+}
+
+func (h *host) Rollback(ctx context.Context, id, snapshot string) error {
+	return h.do(ctx, "rollback", id, func() error {
+		m, err := h.get(id, Runs)
+		if err == nil {
+			m.lives, m.rolledTo = m.lives+1, snapshot
+		}
+		return err
+	})
+}
+
+func (h *host) Forget(ctx context.Context, snapshot string) error {
+	return h.do(ctx, "forget", snapshot, func() error { delete(h.snapshots, snapshot); return nil })
+}
+
+func (h *host) SetNetwork(ctx context.Context, id string, n Egress) error {
+	return h.do(ctx, "network", id, func() error {
+		_, err := h.get(id, Runs)
+		if err == nil {
+			h.network[id] = n
+		}
+		return err
+	})
+}
+
+func (h *host) Kill(ctx context.Context, id string) error {
+	return h.do(ctx, "kill", id, func() error { delete(h.machines, id); delete(h.network, id); return nil })
+}
+
+func (h *host) Look(ctx context.Context, id string) (s Seen, err error) {
+	err = h.do(ctx, "look", id, func() error { s = h.seen(h.machines[id]); return nil })
+	return s, err
+}
+
+func (h *host) seen(m *machine) Seen {
+	if m == nil || m.half {
+		return Seen{}
+	}
+	return Seen{State: m.state, Addr: m.addr}
+}
+
+func (h *host) All(ctx context.Context) (all map[string]Seen, err error) {
+	err = h.do(ctx, "all", "", func() error {
+		all = map[string]Seen{}
+		for id, m := range h.machines {
+			all[id] = h.seen(m)
+		}
+		return nil
+	})
+	return all, err
+}
+
+func (h *host) Watch(ctx context.Context, ready func(), ended func(string)) error {
+	h.mu.Lock()
+	n := len(h.watchers)
+	h.watchers[n] = ended
+	h.mu.Unlock()
+	ready()
+	<-ctx.Done()
+	h.mu.Lock()
+	delete(h.watchers, n)
+	h.mu.Unlock()
+	return ctx.Err()
+}
+
+func (h *host) Log(context.Context, string, LogQuery) ([]LogEntry, error) { return nil, nil }
+
+// end has a machine end by itself.
+func (h *host) end(id string) {
+	h.mu.Lock()
+	if m := h.machines[id]; m != nil && m.state == Runs {
+		m.half = true
+	}
+	watchers := maps.Clone(h.watchers)
+	h.mu.Unlock()
+	for _, ended := range watchers {
+		ended(id)
+	}
+}
+
+func (h *host) at(addr netip.Addr) *machine {
+	for _, m := range h.machines {
+		if m.state == Runs && m.addr == addr {
+			return m
+		}
+	}
+	return nil
+}
+
+func (h *host) guest(ctx context.Context, call string, addr netip.Addr, done func(*machine)) error {
+	return h.do(ctx, call, addr.String(), func() error {
+		m := h.at(addr)
+		if m == nil {
+			return errors.New("nothing answers there")
+		}
+		done(m)
+		return nil
+	})
+}
+
+func (h *host) Init(ctx context.Context, addr netip.Addr, i Init) error {
+	return h.guest(ctx, "init", addr, func(m *machine) { m.told = append(m.told, i) })
+}
+
+func (h *host) Hook(ctx context.Context, addr netip.Addr, _ db.Hook, _ string, b HookBody) error {
+	return h.guest(ctx, "hook", addr, func(m *machine) { m.hooked = append(m.hooked, b) })
+}
+
+func (h *host) Start(ctx context.Context, addr netip.Addr, _, command string) error {
+	return h.guest(ctx, "start", addr, func(m *machine) { m.started = append(m.started, command) })
+}
+
+func (h *host) Metrics(ctx context.Context, addr netip.Addr, _ string) (Metric, error) {
+	return Metric{At: time.Now(), CPUs: 2}, h.guest(ctx, "metrics", addr, func(*machine) {})
+}
+
+// stand is an engine with its database on a host.
+type stand struct {
+	*Engine
+	t    *testing.T
+	host *host
+	path string
+	o    Options
+}
+
+const team = "default"
+
+// newStand makes an engine that is open, with template base.
+func newStand(t *testing.T, o Options) *stand {
+	t.Helper()
+	s := &stand{t: t, host: newHost(), path: filepath.Join(t.TempDir(), "control", "cube.db"), o: o}
+	d := s.database()
+	_, err := d.CreateKey(t.Context(), team)
+	must(t, err)
+	_, err = d.CreateKey(t.Context(), "blue")
+	must(t, err)
+	must(t, d.BeginBuild(t.Context(), db.Build{ID: "build", Snapshot: "base", CreatedAt: time.Now(), CPUs: 2, MemoryMB: 512, DiskMB: 1024,
+		Settings: db.Settings{EnvdVersion: "0.6.13", User: "user", Hook: &db.Hook{Port: 8080, Path: "/who"}, Start: "serve"}}))
+	_, err = d.Publish(t.Context(), db.Publication{Build: "build", Team: team, Name: "base", Template: "tbase", Tag: db.DefaultTag, Public: true})
+	must(t, err)
+	must(t, d.Close())
+	s.boot()
+	return s
+}
+
+func (s *stand) database() *db.DB {
+	s.t.Helper()
+	d, err := db.Open(s.t.Context(), s.path)
+	must(s.t, err)
+	return d
+}
+
+// boot makes another engine of the database, in place of one that has died or was closed.
+func (s *stand) boot() {
+	s.t.Helper()
+	o := s.o
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Memory == nil {
+		o.Memory = func() (int64, error) { return 1 << 40, nil }
+	}
+	d := s.database()
+	e, err := New(s.t.Context(), d, s.host, s.host, filepath.Join(filepath.Dir(s.path), "seed"), o)
+	must(s.t, err)
+	s.Engine = e
+	must(s.t, e.Open(s.t.Context()))
+}
+
+// stop closes the engine and its database.
+func (s *stand) stop() {
+	s.t.Helper()
+	s.Close()
+	must(s.t, s.db.Close())
+}
+
+// make makes a sandbox that lives for an hour.
+func (s *stand) create(change func(*Create)) Sandbox {
+	s.t.Helper()
+	c := Create{Team: team, Template: "base", Timeout: time.Hour, AutoPauseMemory: true, Secure: true, Metadata: map[string]string{"a": "b"}, Env: map[string]string{"X": "1"}}
+	if change != nil {
+		change(&c)
+	}
+	sb, err := s.Create(s.t.Context(), c)
+	must(s.t, err)
+	return sb
+}
+
+func (s *stand) state(id string) State {
+	b, r, err := s.find("", id)
+	if err != nil || b == nil {
+		return gone
+	}
+	return r.State
+}
+
+func (s *stand) machine(id string) machine {
+	s.host.mu.Lock()
+	defer s.host.mu.Unlock()
+	if m := s.host.machines[id]; m != nil {
+		return *m
+	}
+	return machine{}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
