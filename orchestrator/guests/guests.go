@@ -1,0 +1,233 @@
+// Package guests talks to what answers in sandboxes: envd, and the programs of templates' hooks. It is what package lifecycle
+// has of HTTP. Nothing in a sandbox is trusted: answers are bounded, and of an error's text a line is taken.
+package guests
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/guest-agent/envd/api/process"
+	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
+)
+
+const (
+	// port is envd's, as SDKs expect it.
+	port = 49983
+	// tokenHeader has envd's token, and hookHeader that of a hook.
+	tokenHeader = "X-Access-Token"
+	hookHeader  = "X-Cube-Hook-Token"
+	// attempt bounds one request: a machine that has just been restored may lose the first packets.
+	attempt = 3 * time.Second
+	// startTimeout bounds how long a command takes to be there.
+	startTimeout = 30 * time.Second
+	// firstPause and lastPause are between attempts. Nothing tells when a guest begins to listen.
+	firstPause, lastPause = 20 * time.Millisecond, 500 * time.Millisecond
+	// maxAnswer bounds what is read of an answer.
+	maxAnswer = 64 << 10
+)
+
+// Guests are those of this host.
+type Guests struct {
+	// Timeout scales deadlines for this host.
+	Timeout func(time.Duration) time.Duration
+	client  *http.Client
+}
+
+var _ lifecycle.Guests = (*Guests)(nil)
+
+// New makes them. No connection is kept: the machine behind an address changes.
+func New(timeout func(time.Duration) time.Duration) *Guests {
+	return &Guests{Timeout: timeout, client: &http.Client{
+		Transport: &http.Transport{
+			DialContext:            (&net.Dialer{Timeout: timeout(attempt)}).DialContext,
+			DisableKeepAlives:      true,
+			MaxResponseHeaderBytes: maxAnswer,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
+func url(addr netip.Addr, port int, path string) string {
+	return "http://" + net.JoinHostPort(addr.String(), strconv.Itoa(port)) + path
+}
+
+// Init tells envd who the sandbox is, as often as it takes until it answers.
+func (g *Guests) Init(ctx context.Context, addr netip.Addr, i lifecycle.Init) error {
+	env := i.Env
+	if env == nil {
+		env = map[string]string{}
+	}
+	body := map[string]any{
+		"accessToken": i.Token, "envVars": env, "sandboxID": i.SandboxID, "templateID": i.TemplateID, "lifecycleID": i.Request,
+	}
+	if i.User != "" {
+		body["defaultUser"] = i.User
+	}
+	body["defaultWorkdir"] = i.Workdir
+	header := http.Header{}
+	if i.Former != "" {
+		header.Set(tokenHeader, i.Former)
+	}
+	return g.insist(ctx, func(ctx context.Context) error {
+		body["timestamp"] = time.Now().UTC().Format(time.RFC3339Nano)
+		_, err := g.post(ctx, url(addr, port, "/init"), header, body)
+		return err
+	})
+}
+
+// Hook tells the program of a template's hook, as often as it takes until it has agreed.
+func (g *Guests) Hook(ctx context.Context, addr netip.Addr, h db.Hook, token string, b lifecycle.HookBody) error {
+	header := http.Header{hookHeader: {token}, "Idempotency-Key": {b.RequestID}}
+	return g.insist(ctx, func(ctx context.Context) error {
+		_, err := g.post(ctx, url(addr, h.Port, h.Path), header, b)
+		return err
+	})
+}
+
+// Start has envd start a command line of the default user's shell, which goes on.
+func (g *Guests) Start(ctx context.Context, addr netip.Addr, token, command string) error {
+	// The end of the stream leaves the process. A deadline of the request would be the process's, so it has none.
+	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+	defer time.AfterFunc(g.Timeout(startTimeout), cancel).Stop()
+	client := process.NewProcessClient(g.client, url(addr, port, ""), connect.WithReadMaxBytes(maxAnswer))
+	no, tag := false, "start"
+	r := connect.NewRequest(&process.StartRequest{
+		Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", command}}, Tag: &tag, Stdin: &no,
+	})
+	if token != "" {
+		r.Header().Set(tokenHeader, token)
+	}
+	events, err := client.Start(sctx, r)
+	if err != nil {
+		return line(err)
+	}
+	defer events.Close()
+	if !events.Receive() {
+		return line(errors.Join(errors.New("it didn't start"), events.Err()))
+	}
+	return nil
+}
+
+// Metrics asks envd what the sandbox uses.
+func (g *Guests) Metrics(ctx context.Context, addr netip.Addr, token string) (lifecycle.Metric, error) {
+	ctx, cancel := context.WithTimeout(ctx, g.Timeout(attempt))
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url(addr, port, "/metrics"), nil)
+	if err != nil {
+		return lifecycle.Metric{}, err
+	}
+	if token != "" {
+		req.Header.Set(tokenHeader, token)
+	}
+	b, err := g.do(req)
+	if err != nil {
+		return lifecycle.Metric{}, err
+	}
+	var m struct {
+		CPUs      int     `json:"cpu_count"`
+		CPUUsed   float64 `json:"cpu_used_pct"`
+		MemTotal  int64   `json:"mem_total"`
+		MemUsed   int64   `json:"mem_used"`
+		MemCache  int64   `json:"mem_cache"`
+		DiskUsed  int64   `json:"disk_used"`
+		DiskTotal int64   `json:"disk_total"`
+	}
+	if err := json.Unmarshal(b, &m); err != nil {
+		return lifecycle.Metric{}, line(fmt.Errorf("envd's metrics: %w", err))
+	}
+	return lifecycle.Metric{At: time.Now(), CPUs: m.CPUs, CPUUsedPercent: m.CPUUsed, MemUsed: m.MemUsed, MemTotal: m.MemTotal,
+		MemCached: m.MemCache, DiskUsed: m.DiskUsed, DiskTotal: m.DiskTotal}, nil
+}
+
+// refusal is an answer that another attempt doesn't change.
+type refusal struct{ error }
+
+// insist repeats until there is success or a refusal, or ctx ends.
+func (g *Guests) insist(ctx context.Context, try func(ctx context.Context) error) error {
+	pause := firstPause
+	for {
+		tctx, cancel := context.WithTimeout(ctx, g.Timeout(attempt))
+		err := try(tctx)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if r := (refusal{}); errors.As(err, &r) {
+			return r.error
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("no success in time; the last attempt: %v", err))
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+func (g *Guests) post(ctx context.Context, to string, header http.Header, body any) ([]byte, error) {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return nil, refusal{err}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, to, bytes.NewReader(b))
+	if err != nil {
+		return nil, refusal{err}
+	}
+	req.Header = header.Clone()
+	req.Header.Set("Content-Type", "application/json")
+	return g.do(req)
+}
+
+// do returns what a successful answer has. One of 4xx says that the same request is going to fail again.
+func (g *Guests) do(req *http.Request) ([]byte, error) {
+	resp, err := g.client.Do(req)
+	if err != nil {
+		return nil, line(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if resp.StatusCode/100 == 2 {
+		return b, err
+	}
+	err = line(fmt.Errorf("it answers %d: %s", resp.StatusCode, b))
+	if c := resp.StatusCode; c/100 == 4 && c != http.StatusRequestTimeout && c != http.StatusTooEarly && c != http.StatusTooManyRequests && c != http.StatusConflict && c != http.StatusNotFound {
+		return nil, refusal{err}
+	}
+	return nil, err
+}
+
+// maxReason bounds what is told of a guest's words.
+const maxReason = 300
+
+// line makes one line of an error that may have a guest's words.
+func line(err error) error {
+	text := strings.Join(strings.Fields(strings.ToValidUTF8(err.Error(), "?")), " ")
+	text = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return '?'
+		}
+		return r
+	}, text)
+	if len(text) > maxReason {
+		text = strings.ToValidUTF8(text[:maxReason], "") + "…"
+	}
+	return errdefs.ErrUnavailable.WithMessage(text)
+}
