@@ -107,13 +107,18 @@ const abandonAfter = 30 * time.Second
 func (e *Engine) start(b *box, ends context.Context, limit time.Duration, do func(context.Context) outcome) *job {
 	ctx, stop := context.WithCancelCause(ends)
 	j := &job{stop: stop, done: make(chan struct{})}
+	if !e.enter() {
+		stop(nil)
+		j.err = errClosing
+		close(j.done)
+		return j
+	}
 	b.mu.Lock()
 	before := b.job
 	b.job, b.ended = j, false
 	b.mu.Unlock()
-	e.jobs.Add(1)
 	go func() {
-		defer e.jobs.Done()
+		defer e.leave()
 		defer stop(nil)
 		if before != nil {
 			before.stop(errKilled)

@@ -48,13 +48,14 @@ type Engine struct {
 	// life ends with the engine; what has to be finished has a little longer, until last ends.
 	life, last        context.Context
 	endLife, endLasts context.CancelCauseFunc
-	jobs              sync.WaitGroup
 	alarms            *alarms
 	starts            chan struct{}
 
 	mu       sync.Mutex // not held while anything else is waited for
 	open     bool
 	closed   bool
+	jobs     int           // under way
+	drained  chan struct{} // closed when none is, after the engine is closed
 	boxes    map[string]*box
 	making   map[string]bool // builds
 	feeds    map[*feed]struct{}
@@ -82,7 +83,7 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 	if o.Memory == nil {
 		o.Memory = available
 	}
-	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, starts: make(chan struct{}, o.Starts),
+	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
 		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{}}
 	rows, err := d.SandboxesIn(ctx)
 	if err != nil {
@@ -105,13 +106,47 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 // isn't finished then is put in order by the next engine of the database.
 func (e *Engine) Close() {
 	e.mu.Lock()
-	e.closed, e.open = true, false
+	if !e.closed {
+		e.closed, e.open = true, false
+		if e.jobs == 0 {
+			close(e.drained)
+		}
+	}
 	e.mu.Unlock()
 	e.endLife(errClosing)
 	t := time.AfterFunc(e.Timeout(drainTimeout), func() { e.endLasts(errClosing) })
 	defer t.Stop()
-	e.jobs.Wait()
+	<-e.drained
 	e.endLasts(errClosing)
+}
+
+// enter lets something go on in the background, until leave: not when nothing does any more.
+func (e *Engine) enter() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed && e.jobs == 0 {
+		return false
+	}
+	e.jobs++
+	return true
+}
+
+func (e *Engine) leave() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.jobs--; e.closed && e.jobs == 0 {
+		close(e.drained)
+	}
+}
+
+// background does something that ends with the engine.
+func (e *Engine) background(f func()) {
+	if e.enter() {
+		go func() {
+			defer e.leave()
+			f()
+		}()
+	}
 }
 
 // Ready tells what keeps the engine from serving, nil if nothing does.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -48,6 +49,20 @@ type machine struct {
 
 func newHost() *host {
 	return &host{machines: map[string]*machine{}, snapshots: map[string]bool{"base": true}, network: map[string]Egress{}, watchers: map[int]func(string){}, took: 100 * time.Millisecond, busy: map[string]string{}}
+}
+
+// luck sets what is asked before and after each call from now on.
+func (h *host) luck(fail func(ctx context.Context, call, id string, after bool) error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fail = fail
+}
+
+// slow sets how long each call takes.
+func (h *host) slow(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.took = d
 }
 
 var errFake = errdefs.ErrUnavailable.WithMessage("the machine has no luck")
@@ -357,4 +372,10 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// pass has time pass, and all happen that happens until then.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }

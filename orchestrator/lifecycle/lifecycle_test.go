@@ -79,7 +79,7 @@ func TestCreateFails(t *testing.T) {
 					defer s.stop()
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
-					s.host.fail = func(ctx context.Context, c, _ string, after bool) error {
+					s.host.luck(func(ctx context.Context, c, _ string, after bool) error {
 						if c != call || after {
 							return nil
 						}
@@ -93,7 +93,7 @@ func TestCreateFails(t *testing.T) {
 							return context.Cause(ctx)
 						}
 						return errFake
-					}
+					})
 					began := time.Now()
 					_, err := s.Create(ctx, Create{Team: team, Template: "base", Timeout: time.Hour})
 					if err == nil || call == "hook" && !strings.Contains(err.Error(), "init hook of its template, port 8080, path /who") {
@@ -125,15 +125,15 @@ func TestDeadlines(t *testing.T) {
 		must(t, s.Refresh(t.Context(), team, refreshed.ID, 0)) // which is 15 s
 		atOnce := s.create(nil)
 		must(t, s.SetTimeout(t.Context(), team, atOnce.ID, -1))
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		if s.state(atOnce.ID) != gone {
 			t.Errorf("timeout 0: %s", s.state(atOnce.ID))
 		}
-		time.Sleep(9 * time.Second)
+		pass(9 * time.Second)
 		if s.state(killed.ID) != gone || s.state(paused.ID) != Paused || !s.machine(paused.ID).memory || s.state(cold.ID) != Paused || s.machine(cold.ID).memory || s.state(extended.ID) != Running || s.state(refreshed.ID) != Running {
 			t.Errorf("after 11 s: %s, %s, %s, %s, %s", s.state(killed.ID), s.state(paused.ID), s.state(cold.ID), s.state(extended.ID), s.state(refreshed.ID))
 		}
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		if s.state(refreshed.ID) != gone {
 			t.Errorf("after the refresh's 15 s: %s", s.state(refreshed.ID))
 		}
@@ -141,7 +141,7 @@ func TestDeadlines(t *testing.T) {
 		must(t, s.Refresh(t.Context(), team, extended.ID, 15*time.Second))
 		_, resumed, err := s.Connect(t.Context(), team, extended.ID, time.Second, nil)
 		must(t, err)
-		time.Sleep(25 * time.Second)
+		pass(25 * time.Second)
 		if resumed || s.state(extended.ID) != Running {
 			t.Errorf("shortened: %v, %s", resumed, s.state(extended.ID))
 		}
@@ -157,7 +157,7 @@ func TestDeadlines(t *testing.T) {
 		if d := time.Since(sb.EndAt); d < time.Second || d > time.Hour {
 			t.Errorf("paused for %v", d)
 		}
-		time.Sleep(24 * time.Hour)
+		pass(24 * time.Hour)
 		if s.state(paused.ID) != Paused || s.state(extended.ID) != gone {
 			t.Errorf("a day after: %s, %s", s.state(paused.ID), s.state(extended.ID))
 		}
@@ -245,11 +245,7 @@ func TestTransitionFails(t *testing.T) {
 						}
 						return nil
 					}
-					set := func(f func(context.Context, string, string, bool) error) {
-						s.host.mu.Lock()
-						s.host.fail = f
-						s.host.mu.Unlock()
-					}
+					set := s.host.luck
 					want := Running
 					switch call {
 					case "pause":
@@ -276,7 +272,7 @@ func TestTransitionFails(t *testing.T) {
 						}
 					}
 					set(nil)
-					time.Sleep(time.Second)
+					pass(time.Second)
 					if got := s.state(sb.ID); got != want {
 						t.Errorf("it is %s, not %s", got, want)
 					}
@@ -306,7 +302,7 @@ func TestKillInterrupts(t *testing.T) {
 					<-ctx.Done()
 					return context.Cause(ctx)
 				}
-				set := func() { s.host.mu.Lock(); s.host.fail = hang; s.host.mu.Unlock() }
+				set := func() { s.host.luck(hang) }
 				done := make(chan error, 1)
 				var id string
 				if call == "create" || call == "init" || call == "hook" {
@@ -315,7 +311,7 @@ func TestKillInterrupts(t *testing.T) {
 						_, err := s.Create(ctx, Create{Team: team, Template: "base", Timeout: time.Hour})
 						done <- err
 					}()
-					time.Sleep(time.Second)
+					pass(time.Second)
 					rows, err := s.db.SandboxesIn(ctx)
 					must(t, err)
 					id = rows[0].ID
@@ -337,7 +333,7 @@ func TestKillInterrupts(t *testing.T) {
 						}
 						done <- err
 					}()
-					time.Sleep(time.Second)
+					pass(time.Second)
 				}
 				began := time.Now()
 				must(t, s.Kill(ctx, team, id))
@@ -362,10 +358,10 @@ func TestConnectWaits(t *testing.T) {
 		defer s.stop()
 		ctx := t.Context()
 		sb := s.create(nil)
-		s.host.took = 3 * time.Second
+		s.host.slow(3 * time.Second)
 		paused := make(chan error, 1)
 		go func() { paused <- s.Pause(ctx, team, sb.ID, true) }()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if err := s.SetTimeout(ctx, team, sb.ID, time.Minute); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("timeout amid a pause: %v", err)
 		}
@@ -396,11 +392,11 @@ func TestConnectWaits(t *testing.T) {
 			t.Errorf("%d have resumed it, it is %s in its life %d", resumed, s.state(sb.ID), s.machine(sb.ID).lives)
 		}
 		go func() { _ = s.Kill(ctx, team, sb.ID) }()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if _, _, err := s.Connect(ctx, team, sb.ID, time.Minute, nil); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("connect amid a kill: %v", err)
 		}
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		if _, _, err := s.Connect(ctx, team, sb.ID, time.Minute, nil); !errdefs.IsNotFound(err) {
 			t.Errorf("connect after a kill: %v", err)
 		}
@@ -415,7 +411,7 @@ func TestWake(t *testing.T) {
 		auto := s.create(func(c *Create) { c.Timeout, c.AutoPause, c.AutoResume = 10*time.Second, true, true })
 		long := s.create(func(c *Create) { c.AutoResume = true })
 		not := s.create(nil)
-		time.Sleep(11 * time.Second)
+		pass(11 * time.Second)
 		must(t, s.Pause(ctx, team, long.ID, true))
 		must(t, s.Pause(ctx, team, not.ID, true))
 		for id, want := range map[string]time.Duration{auto.ID: minAutoResume, long.ID: time.Hour} {

@@ -27,14 +27,14 @@ func TestRestart(t *testing.T) {
 		before, err := s.Routes().Lookup(ctx, runs.ID)
 		must(t, err)
 		s.stop()
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		delete(s.host.machines, lost.ID)
 		s.host.machines[stopped.ID].state = Still // by somebody else
 		s.host.machines["istray"] = &machine{state: Runs, addr: s.host.addr()}
 		s.host.machines["ihalf"] = &machine{half: true}
 		s.boot()
 		defer s.stop()
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		for id, want := range map[string]State{runs.ID: Running, paused.ID: Paused, due.ID: gone, duePause.ID: Paused, lost.ID: gone, stopped.ID: Paused} {
 			if got := s.state(id); got != want {
 				t.Errorf("%s is %q, not %q", id, got, want)
@@ -68,24 +68,24 @@ func TestMachineEnds(t *testing.T) {
 		ctx := t.Context()
 		a, b, c := s.create(nil), s.create(nil), s.create(nil)
 		s.host.end(a.ID)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if s.state(a.ID) != gone || s.machine(a.ID).addr.IsValid() {
 			t.Errorf("it is %s", s.state(a.ID))
 		}
 		// Amid a pause that fails by it.
-		s.host.fail = func(_ context.Context, call, id string, after bool) error {
+		s.host.luck(func(_ context.Context, call, id string, after bool) error {
 			if call == "pause" && !after {
 				go s.host.end(id)
 				time.Sleep(time.Millisecond)
 				return errFake
 			}
 			return nil
-		}
+		})
 		if err := s.Pause(ctx, team, b.ID, true); err == nil {
 			t.Error("a machine that has ended was paused")
 		}
-		s.host.fail = nil
-		time.Sleep(time.Second)
+		s.host.luck(nil)
+		pass(time.Second)
 		if s.state(b.ID) != gone {
 			t.Errorf("it is %s", s.state(b.ID))
 		}
@@ -93,7 +93,7 @@ func TestMachineEnds(t *testing.T) {
 		must(t, s.Pause(ctx, team, c.ID, true))
 		s.heard(c.ID)
 		s.heard("inosuch")
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if s.state(c.ID) != Paused {
 			t.Errorf("it is %s", s.state(c.ID))
 		}
@@ -108,21 +108,21 @@ func TestKillFails(t *testing.T) {
 		ctx := t.Context()
 		sb := s.create(nil)
 		kills := 0
-		s.host.fail = func(_ context.Context, call, _ string, after bool) error {
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
 			if call == "kill" && !after {
 				if kills++; kills < 5 {
 					return errFake
 				}
 			}
 			return nil
-		}
+		})
 		if err := s.Kill(ctx, team, sb.ID); !errdefs.IsUnavailable(err) {
 			t.Errorf("the error is %v", err)
 		}
 		if _, err := s.Get(ctx, team, sb.ID); !errdefs.IsNotFound(err) {
 			t.Errorf("it is there: %v", err)
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if s.state(sb.ID) != gone || len(s.host.machines) != 0 || kills != 5 {
 			t.Errorf("it is %s after %d kills", s.state(sb.ID), kills)
 		}
@@ -189,7 +189,7 @@ func dies(t *testing.T, n int, after bool, operate func(context.Context, *stand,
 	var mu sync.Mutex
 	calls, dead := 0, false
 	death := make(chan struct{})
-	s.host.fail = func(_ context.Context, call, _ string, a bool) error {
+	s.host.luck(func(_ context.Context, call, _ string, a bool) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if dead { // what it still asks for doesn't happen
@@ -204,7 +204,7 @@ func dies(t *testing.T, n int, after bool, operate func(context.Context, *stand,
 		dead = true
 		close(death)
 		return errDied
-	}
+	})
 	finished := make(chan error, 1)
 	go func() { finished <- operate(ctx, s, sb.ID) }()
 	var result error
@@ -223,10 +223,10 @@ func dies(t *testing.T, n int, after bool, operate func(context.Context, *stand,
 	} else {
 		must(t, result)
 	}
-	s.host.fail = nil
+	s.host.luck(nil)
 	s.boot()
 	defer s.stop()
-	time.Sleep(time.Minute)
+	pass(time.Minute)
 
 	rows, err := s.db.SandboxesIn(ctx)
 	must(t, err)
@@ -395,12 +395,12 @@ func TestClosed(t *testing.T) {
 		s := newStand(t, Options{})
 		ctx := t.Context()
 		sb := s.create(nil)
-		s.host.took = 3 * time.Second
+		s.host.slow(3 * time.Second)
 		done := make(chan error, 2)
 		go func() { done <- s.Pause(ctx, team, sb.ID, true) }()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		go func() { _, err := s.Create(ctx, Create{Team: team, Template: "base", Timeout: time.Hour}); done <- err }()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		began := time.Now()
 		s.Close()
 		if err := errors.Join(<-done, <-done); err == nil || !errdefs.IsUnavailable(err) {
@@ -428,7 +428,7 @@ func TestStale(t *testing.T) {
 		for _, ev := range []event{evExpire, evGone, evStill} {
 			s.advance(t.Context(), b, seen, outcome{event: ev})
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if got := s.state(sb.ID); got != Running {
 			t.Errorf("it is %s", got)
 		}

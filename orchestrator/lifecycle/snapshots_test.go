@@ -34,7 +34,7 @@ func TestSnapshots(t *testing.T) {
 				t.Errorf("by the name %q: %v", name, err)
 			}
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if n := len(s.host.snapshots); n != 4 { // base, and the three that have a name
 			t.Errorf("%d machines' snapshots: %v", n, s.host.snapshots)
 		}
@@ -75,7 +75,7 @@ func TestSnapshots(t *testing.T) {
 				t.Errorf("%s was deleted twice: %v", id, err)
 			}
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if loose, err := s.db.Loose(ctx); err != nil || len(loose) > 0 || len(s.host.snapshots) != 1 {
 			t.Errorf("left are %v, %v, %v", loose, s.host.snapshots, err)
 		}
@@ -89,7 +89,7 @@ func TestFork(t *testing.T) {
 		ctx := t.Context()
 		sb := s.create(nil)
 		made := 0
-		s.host.fail = func(_ context.Context, call, _ string, after bool) error {
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
 			if call == "create" && !after {
 				s.host.mu.Lock()
 				defer s.host.mu.Unlock()
@@ -98,7 +98,7 @@ func TestFork(t *testing.T) {
 				}
 			}
 			return nil
-		}
+		})
 		results, err := s.Fork(ctx, team, sb.ID, time.Minute, 5)
 		must(t, err)
 		good := 0
@@ -116,7 +116,7 @@ func TestFork(t *testing.T) {
 				t.Errorf("a child is %+v, %+v", r.Sandbox, m)
 			}
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if good != 3 || len(results) != 5 || len(s.host.machines) != 4 || len(s.host.snapshots) != 1 || s.state(sb.ID) != Running {
 			t.Errorf("%d of %d children, %d machines, snapshots %v, the parent is %s", good, len(results), len(s.host.machines), s.host.snapshots, s.state(sb.ID))
 		}
@@ -164,16 +164,16 @@ func TestInitAgain(t *testing.T) {
 		if got := hooks(); len(got) != 1 || got[0].Event != "init" || got[0].RequestID != "r1" || got[0].Env["KEY"] != "2" || got[0].SandboxID != sb.ID {
 			t.Errorf("the hook was told %+v", got)
 		}
-		s.host.fail = func(_ context.Context, call, _ string, after bool) error {
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
 			if call == "hook" && !after {
 				return errFake
 			}
 			return nil
-		}
+		})
 		if err := s.InitAgain(ctx, team, sb.ID, map[string]string{"KEY": "3"}, "r2"); !errdefs.IsUnavailable(err) || s.state(sb.ID) != Running {
 			t.Errorf("refused by the hook: %v, %s", err, s.state(sb.ID))
 		}
-		s.host.fail = nil
+		s.host.luck(nil)
 		for i := range 2 * maxRequests {
 			must(t, s.InitAgain(ctx, team, sb.ID, map[string]string{"KEY": "4"}, fmt.Sprintf("many%d", i)))
 		}
@@ -229,12 +229,12 @@ func TestNetwork(t *testing.T) {
 		if got.AllowInternet != nil || *got.Network.AllowPublicTraffic || len(got.Network.AllowOut) > 0 {
 			t.Errorf("it is %+v", got.Network)
 		}
-		s.host.fail = func(_ context.Context, call, _ string, _ bool) error {
+		s.host.luck(func(_ context.Context, call, _ string, _ bool) error {
 			if call == "network" {
 				return errFake
 			}
 			return nil
-		}
+		})
 		if err := s.UpdateNetwork(ctx, team, sb.ID, Network{}, nil); !errdefs.IsUnavailable(err) {
 			t.Errorf("refused: %v", err)
 		}

@@ -240,12 +240,3 @@ func (e *Engine) due(id string) {
 		e.work(b, r)
 	}
 }
-
-// background does something that ends with the engine.
-func (e *Engine) background(f func()) {
-	e.jobs.Add(1)
-	go func() {
-		defer e.jobs.Done()
-		f()
-	}()
-}
