@@ -7,6 +7,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -198,6 +199,15 @@ func (a *Authority) Issue() (certAndKey []byte, renew time.Time, err error) {
 	}
 	certAndKey, err = encode([][]byte{der}, key)
 	return certAndKey, template.NotAfter.Add(-renewBefore), err
+}
+
+// Issued says whether a certificate with its key is one that Issue has made, and when it should be replaced.
+func (a *Authority) Issued(certAndKey []byte) (renew time.Time, ok bool) {
+	pair, err := tls.X509KeyPair(certAndKey, certAndKey)
+	if err != nil || pair.Leaf.CheckSignatureFrom(a.cert) != nil || pair.Leaf.VerifyHostname("a."+a.domain) != nil {
+		return time.Time{}, false
+	}
+	return pair.Leaf.NotAfter.Add(-renewBefore), true
 }
 
 // keep writes a file that has all of b or isn't there, for its owner alone.
