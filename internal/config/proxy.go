@@ -76,8 +76,11 @@ func (c *Config) RouteSocket() string { return filepath.Join(c.IngressDir(), "ro
 // ProxyCertificate is the certificate in force, with its key.
 func (c *Config) ProxyCertificate() string { return filepath.Join(c.IngressDir(), "tls.pem") }
 
-// ProxySocket is where the proxy is asked how it does, and for its listener by its successor. It is root's.
-func (c *Config) ProxySocket() string { return filepath.Join(c.RunDir, "proxy.sock") }
+// ProxyDir holds a socket for each proxy there is: one that serves, and those before it that finish what they have begun.
+func (c *Config) ProxyDir() string { return filepath.Join(c.RunDir, "proxy") }
+
+// ProxyLog is what the proxy writes; ".1" has what was before.
+func (c *Config) ProxyLog() string { return filepath.Join(c.LogDir(), "proxy.log") }
 
 // CADir holds the own certificate authority.
 func (c *Config) CADir() string { return filepath.Join(c.StateDir, "ca") }

@@ -43,6 +43,8 @@ type Proxy struct {
 	table   *table
 	log     *slog.Logger
 	reverse *httputil.ReverseProxy
+	open    sync.WaitGroup
+	count   atomic.Int64 // of what open waits for
 }
 
 // New makes a proxy. Run keeps it up to date.
@@ -66,6 +68,24 @@ func (p *Proxy) Run(ctx context.Context) {
 	p.table.close()
 }
 
+// Streams is how many requests and upgraded connections are open.
+func (p *Proxy) Streams() int { return int(p.count.Load()) }
+
+// Wait returns when none are open, or ctx ends. No request must begin meanwhile.
+func (p *Proxy) Wait(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		p.open.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // visit is what is known of a request under way.
 type visit struct {
 	*stream
@@ -84,10 +104,14 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	s, r := newStream(w, r)
 	v := &visit{stream: s}
+	p.open.Add(1)
+	p.count.Add(1)
 	openStreams.Inc()
 	defer func() {
 		s.finish()
 		openStreams.Dec()
+		p.count.Add(-1)
+		defer p.open.Done()
 		c := class(s.status)
 		if v.refused {
 			c = "refused"
