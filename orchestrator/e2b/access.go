@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"log/slog"
@@ -22,7 +23,7 @@ import (
 const requestHeader = "X-Request-Id"
 
 var (
-	requestForm = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+	requestForm = regexp.MustCompile(`^[!-~]{1,128}$`)
 	// secretForm is what looks like a key that got where it doesn't belong.
 	secretForm = regexp.MustCompile(`e2b_[0-9A-Za-z]{8,}`)
 )
@@ -86,8 +87,11 @@ func (s *Server) access(next func(*exchange, *http.Request)) http.Handler {
 			x.id = newID()
 		}
 		w.Header().Set(requestHeader, x.id)
-		// A deadline that the answer before had, on the same connection.
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // there is none to lift where it isn't known
+		// The answer before has had a deadline, on the same connection. The body has one whoever reads it, which is net/http if
+		// nobody else does. In tests there may be no connection.
+		control := http.NewResponseController(w)
+		_ = control.SetWriteDeadline(time.Time{})
+		_ = control.SetReadDeadline(time.Now().Add(s.timeout(bodyTimeout)))
 
 		ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
 		ctx, span := tracer.Start(ctx, r.Method, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("cube.request", x.id)))
@@ -104,7 +108,7 @@ func (s *Server) access(next func(*exchange, *http.Request)) http.Handler {
 				}
 			}
 			s.counters.pending.Dec()
-			s.counters.took.WithLabelValues(x.route, strconv.Itoa(x.status)).Observe(time.Since(began).Seconds())
+			s.counters.took.WithLabelValues(cmp.Or(x.route, "none"), strconv.Itoa(x.status)).Observe(time.Since(began).Seconds())
 			if x.route != "" {
 				span.SetName(x.route)
 			}
@@ -132,7 +136,7 @@ func (s *Server) tell(x *exchange, r *http.Request, took time.Duration) {
 		level = slog.LevelDebug
 	}
 	attrs := []slog.Attr{
-		slog.String("request", x.id), slog.String("method", r.Method), slog.String("path", redact(r.URL.Path)),
+		slog.String("request", redact(x.id)), slog.String("method", r.Method), slog.String("path", redact(r.URL.Path)),
 		slog.Int("status", x.status), slog.Int("bytes", x.size), slog.Duration("took", took),
 		slog.String("from", r.RemoteAddr), slog.String("agent", redact(r.UserAgent())),
 	}

@@ -4,7 +4,15 @@ import (
 	"context"
 	"time"
 
+	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
+)
+
+// What answers requests but in tests.
+var (
+	_ Engine    = (*lifecycle.Engine)(nil)
+	_ Keys      = (*db.DB)(nil)
+	_ Templates = (*db.DB)(nil)
 )
 
 // Engine is what the API has sandboxes done by: a lifecycle.Engine. A sandbox or snapshot of another team isn't found.
@@ -27,10 +35,12 @@ type Engine interface {
 	Fork(ctx context.Context, team, id string, d time.Duration, n int) ([]lifecycle.ForkResult, error)
 	Snapshot(ctx context.Context, team, id, name string) (lifecycle.Snapshot, error)
 	Snapshots(ctx context.Context, team string, f lifecycle.SnapshotFilter) (page []lifecycle.Snapshot, next lifecycle.Cursor, err error)
-	// DeleteSnapshot deletes a snapshot or template of the team's own. Of one that sandboxes are made of it is
-	// errdefs.ErrInvalidArgument or ErrFailedPrecondition.
+	// DeleteSnapshot deletes a snapshot or template of the team's own. That sandboxes are made of it is
+	// errdefs.ErrInvalidArgument.
 	DeleteSnapshot(ctx context.Context, team, id string) error
 	UpdateNetwork(ctx context.Context, team, id string, n lifecycle.Network, allowInternet *bool) error
+	// InitAgain gives a sandbox another environment. A request that was done isn't done again.
+	InitAgain(ctx context.Context, team, id string, env map[string]string, request string) error
 	// Metrics are oldest first. Zero times are no bounds.
 	Metrics(ctx context.Context, team, id string, from, to time.Time) ([]lifecycle.Metric, error)
 	Logs(ctx context.Context, team, id string, q lifecycle.LogQuery) ([]lifecycle.LogEntry, error)

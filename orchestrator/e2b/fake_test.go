@@ -262,7 +262,7 @@ func (f *fakeEngine) DeleteSnapshot(_ context.Context, team, id string) error {
 	i := slices.IndexFunc(f.snapshots, func(s lifecycle.Snapshot) bool { return s.ID == id })
 	switch {
 	case id == "base":
-		return errdefs.ErrFailedPrecondition.WithMessage("sandboxes are made of it")
+		return errdefs.ErrInvalidArgument.WithMessage("sandboxes are made of it")
 	case i < 0:
 		return errdefs.ErrNotFound.WithMessage("template '" + id + "' not found")
 	}
@@ -275,6 +275,10 @@ func (f *fakeEngine) UpdateNetwork(_ context.Context, team, id string, n lifecyc
 		sb.Network.AllowOut, sb.Network.DenyOut, sb.AllowInternet = n.AllowOut, n.DenyOut, allow
 		return nil
 	}, "network", n.AllowOut, n.DenyOut, word(allow))
+}
+
+func (f *fakeEngine) InitAgain(_ context.Context, team, id string, env map[string]string, request string) error {
+	return f.change(team, id, func(sb *lifecycle.Sandbox) error { sb.Env = env; return nil }, "init", env, request)
 }
 
 func (f *fakeEngine) Metrics(_ context.Context, team, id string, from, to time.Time) (all []lifecycle.Metric, err error) {

@@ -25,6 +25,7 @@ const bodyLimit = 1 << 20
 type call struct {
 	ctx   context.Context
 	id    string // the request's
+	named string // what the client has called it, "" if nothing
 	team  string // whose key it is
 	key   string
 	body  *jsonbody.Object
@@ -146,9 +147,6 @@ func (s *Server) serve(f func(*call) (answer, error)) http.Handler {
 
 // receive makes a call of a request: first of its key, then of the rest of it.
 func (s *Server) receive(x *exchange, r *http.Request) (*call, error) {
-	// A client that is slow to send its body isn't waited for, whoever reads it: net/http does, too, if nobody else has.
-	control := http.NewResponseController(x)
-	_ = control.SetReadDeadline(time.Now().Add(s.timeout(bodyTimeout))) // there is none where it isn't known
 	key, err := keyOf(r.Header)
 	if err != nil {
 		return nil, err
@@ -164,8 +162,8 @@ func (s *Server) receive(x *exchange, r *http.Request) (*call, error) {
 		return nil, err
 	}
 	// What is read from now on is whether the client is still there.
-	_ = control.SetReadDeadline(time.Time{})
-	c := &call{ctx: r.Context(), id: x.id, team: x.team, key: key, query: readQuery(r), path: r.PathValue}
+	_ = http.NewResponseController(x).SetReadDeadline(time.Time{}) // there is none where it isn't known
+	c := &call{ctx: r.Context(), id: x.id, named: r.Header.Get(requestHeader), team: x.team, key: key, query: readQuery(r), path: r.PathValue}
 	if c.body, err = jsonbody.Parse(body); err != nil {
 		return nil, err
 	}

@@ -4,19 +4,15 @@ import (
 	"math"
 	"net/http"
 	"time"
-
-	"github.com/containerd/errdefs"
 )
 
-// refreshLeast is what a refresh asks for at least, and if it says nothing.
 const (
-	refreshLeast = 15 * time.Second
-	refreshMost  = 3600 // seconds
-	forkMost     = 100
+	refreshMost = 3600 // seconds
+	forkMost    = 100
 )
 
 // on is a call about one sandbox. What it reads of the body is checked before anything is done.
-func (s *Server) on(f func(c *call, id string) (answer, error)) func(*call) (answer, error) {
+func on(f func(c *call, id string) (answer, error)) func(*call) (answer, error) {
 	return func(c *call) (answer, error) {
 		id, err := c.sandbox()
 		if err != nil {
@@ -31,9 +27,6 @@ func (s *Server) get(c *call, id string) (answer, error) {
 		return answer{}, err
 	}
 	sb, err := s.engine.Get(c.ctx, c.team, id)
-	if err == nil && sb.State.Shown() == "" {
-		err = errdefs.ErrNotFound.WithMessage("sandbox " + id + " isn't there any more, or not yet")
-	}
 	if err != nil {
 		return answer{}, err
 	}
@@ -47,13 +40,10 @@ func (s *Server) kill(c *call, id string) (answer, error) {
 	return done, s.engine.Kill(c.ctx, c.team, id)
 }
 
-// setTimeout takes what is too long for the longest that there is, and what is below 0 for 0, which is the end.
+// setTimeout takes what is below 0 for 0, which is the end.
 func (s *Server) setTimeout(c *call, id string) (answer, error) {
 	c.body.Require("timeout")
 	d := time.Duration(max(c.body.Int("timeout", 0, math.MinInt32, math.MaxInt32), 0)) * time.Second
-	if most := s.options.MaxTimeout; most > 0 {
-		d = min(d, most)
-	}
 	if err := c.checked(); err != nil {
 		return answer{}, err
 	}
@@ -61,11 +51,11 @@ func (s *Server) setTimeout(c *call, id string) (answer, error) {
 }
 
 func (s *Server) refresh(c *call, id string) (answer, error) {
-	n := c.body.Int("duration", 0, 0, refreshMost)
+	d := time.Duration(c.body.Int("duration", 0, 0, refreshMost)) * time.Second
 	if err := c.checked(); err != nil {
 		return answer{}, err
 	}
-	return done, s.engine.Refresh(c.ctx, c.team, id, max(time.Duration(n)*time.Second, refreshLeast))
+	return done, s.engine.Refresh(c.ctx, c.team, id, d)
 }
 
 // connect makes sure that a sandbox runs. SDKs of the first generation say for how long.
@@ -145,6 +135,21 @@ func (s *Server) fork(c *call, id string) (answer, error) {
 		bodies = append(bodies, forkBody{Sandbox: &child})
 	}
 	return created(bodies), nil
+}
+
+// initAgain gives a sandbox another environment, and has the init hook of its template told of it. The same request twice is
+// done once: clients name it in the header.
+func (s *Server) initAgain(c *call, id string) (answer, error) {
+	c.body.Require("envVars")
+	env := c.body.StringMap("envVars")
+	checkEnv(c.body, env)
+	if c.named != "" && c.named != c.id {
+		c.note(invalid("%s: %s can't be a request's name, which is up to 128 visible ASCII characters", requestHeader, quote(c.named)))
+	}
+	if err := c.checked(); err != nil {
+		return answer{}, err
+	}
+	return done, s.engine.InitAgain(c.ctx, c.team, id, env, c.id)
 }
 
 // optional is a boolean of the body that needs not be there.

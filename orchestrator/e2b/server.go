@@ -29,7 +29,7 @@ const headerLimit = 64 << 10
 type Options struct {
 	// Domain is what sandboxes' host names end in, as clients reach them: with a port unless that is the scheme's own.
 	Domain string
-	// MaxTimeout is the longest that a client may ask for; 0 is any.
+	// MaxTimeout is the longest that the engine lets a client ask for; 0 is any.
 	MaxTimeout time.Duration
 	// Ready tells which dependencies can be used.
 	Ready func(context.Context) health.Report

@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
@@ -260,9 +258,5 @@ func (s *Server) deleteTemplate(c *call) (answer, error) {
 	if err := c.checked(); err != nil {
 		return answer{}, err
 	}
-	err = s.engine.DeleteSnapshot(c.ctx, c.team, ref.String())
-	if errdefs.IsFailedPrecondition(err) { // sandboxes are made of it
-		err = fail(http.StatusBadRequest, "%s", err.Error())
-	}
-	return done, err
+	return done, s.engine.DeleteSnapshot(c.ctx, c.team, ref.String())
 }
