@@ -241,6 +241,12 @@ func (c *Config) DiskDir() string { return filepath.Join(c.StoreDir(), "disks") 
 // PausedDir holds a checkpoint for each container that is paused to disk, by namespace and id.
 func (c *Config) PausedDir() string { return filepath.Join(c.StateDir, "paused") }
 
+// DatabaseFile is what the control plane remembers of sandboxes, keys and templates.
+func (c *Config) DatabaseFile() string { return filepath.Join(c.StateDir, "control", "cube.db") }
+
+// SeedFile is what sandboxes' tokens are made from.
+func (c *Config) SeedFile() string { return filepath.Join(c.StateDir, "control", "seed") }
+
 // LogDir holds the output of detached containers and the daemons' logs.
 func (c *Config) LogDir() string { return filepath.Join(c.StateDir, "logs") }
 

@@ -1,6 +1,6 @@
 // Package db is what the control plane remembers: sandboxes, teams and their keys, the names of templates and snapshots. One
-// SQLite file, which one process writes; what a call has written is on the disk when it returns. It knows which rows there
-// can be, not what they mean.
+// SQLite file, whose rows of sandboxes and templates have one process that writes them; what a call has written is on the disk
+// when it returns. The package knows which rows there can be, not what they mean.
 package db
 
 import (
