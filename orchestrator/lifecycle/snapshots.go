@@ -98,17 +98,7 @@ func snapshotOf(team, template, name, tag string, at time.Time) Snapshot {
 func (e *Engine) build(ctx context.Context, r *row) (b db.Build, done func(), err error) {
 	id := uuid.NewString()
 	b = db.Build{ID: id, Snapshot: "build-" + id, Origin: r.ID, CreatedAt: time.Now(), CPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB, Settings: r.Settings}
-	e.mu.Lock()
-	e.making[id] = true
-	e.mu.Unlock()
-	done = func() {
-		e.mu.Lock()
-		delete(e.making, id)
-		e.mu.Unlock()
-		e.background(e.sweep)
-	}
-	if err := e.db.BeginBuild(ctx, b); err != nil {
-		done()
+	if done, err = e.begin(ctx, b); err != nil {
 		return db.Build{}, nil, err
 	}
 	return b, done, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 
 	"github.com/containerd/containerd/v2/client"
@@ -15,14 +16,14 @@ import (
 	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/shim/saved"
 	"github.com/cubesandbox/cube/shim/spec"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // Blueprint is what containerd has to know of a container that is made from a snapshot of another one, which needn't be there
 // any more.
 type Blueprint struct {
-	Image     string      `json:"image"`
-	Container string      `json:"container"` // that the snapshot is of
-	Spec      *specs.Spec `json:"spec"`
+	Image string      `json:"image"`
+	Spec  *specs.Spec `json:"spec"`
 }
 
 // Blueprint is that of snapshots of a container.
@@ -40,7 +41,7 @@ func (c *Client) Blueprint(ctx context.Context, id string) (Blueprint, error) {
 	if err != nil {
 		return Blueprint{}, err
 	}
-	return Blueprint{Image: image.Name(), Container: id, Spec: s}, nil
+	return Blueprint{Image: image.Name(), Spec: s}, nil
 }
 
 // Restored asks for a container that goes on from a snapshot.
@@ -75,15 +76,35 @@ func (c *Client) Restore(ctx context.Context, r Restored) error {
 		}
 		s.Annotations[spec.NetworkKey] = string(b)
 	}
+	origin, err := c.savedContainer(r.Snapshot)
+	if err != nil {
+		return err
+	}
 	dir, release, err := c.claim(ctx, "restore-"+r.ID)
 	if err != nil {
 		return fmt.Errorf("make the directory of the checkpoint: %w", err)
 	}
 	defer release() // a directory that is left is removed by the next cube up
-	if err := (saved.Checkpoint{Snapshot: r.Snapshot, Container: r.Container}).Write(dir); err != nil {
+	if err := (saved.Checkpoint{Snapshot: r.Snapshot, Container: origin}).Write(dir); err != nil {
 		return err
 	}
 	return c.restore(ctx, r.ID, image, &s, dir, r.Labels)
+}
+
+// savedContainer is the id that the one container of a snapshot had.
+func (c *Client) savedContainer(name string) (string, error) {
+	info, err := snapshot.New(c.cfg, slog.New(slog.DiscardHandler)).Inspect(name)
+	if err != nil {
+		return "", err
+	}
+	p, err := saved.Decode(info.Note)
+	if err != nil {
+		return "", fmt.Errorf("snapshot %s: %w", name, err)
+	}
+	if len(p.Containers) != 1 {
+		return "", errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("snapshot %s is of %d containers: a container can be made of one", name, len(p.Containers)))
+	}
+	return p.Containers[0].ID, nil
 }
 
 // SetNetwork replaces what a container reaches when it is started or resumed next. What it reaches as it runs isn't changed.

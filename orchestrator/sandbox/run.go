@@ -111,7 +111,8 @@ func (c *Client) create(ctx context.Context, u *undo.Stack, s Spec, creator cio.
 		client.WithNewSnapshot(s.ID, img, s.disk()...),
 		client.WithImageStopSignal(img, "SIGTERM"),
 		client.WithRuntime(Runtime, nil),
-		client.WithNewSpec(opts...))
+		client.WithNewSpec(opts...),
+		client.WithAdditionalContainerLabels(s.Labels))
 	if errdefs.IsAlreadyExists(err) {
 		return created{}, fmt.Errorf("container %s exists already: remove it with `cube rm %s` or take another id", s.ID, s.ID)
 	}

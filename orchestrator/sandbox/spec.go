@@ -52,6 +52,8 @@ type Spec struct {
 	Disk        int64
 	Mounts      []Mount
 	Annotations map[string]string
+	// Labels are containerd's.
+	Labels map[string]string
 	// Whole gives the container all of its machine: root in it is root of the guest. It has envd in ToolsDir.
 	Whole bool
 	// Network is what the container reaches and by which ports it is reached; nil: nothing, and by none.

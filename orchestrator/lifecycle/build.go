@@ -1,0 +1,65 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
+)
+
+// Build asks for a build of a template.
+type Build struct {
+	Team, Name, Tag string // no Tag is db.DefaultTag
+	// Public: all teams may use it.
+	Public                 bool
+	CPUs, MemoryMB, DiskMB int
+	Settings               db.Settings
+}
+
+// Build makes another build of the template that has the name, or the template's first one. save makes the snapshot of a machine
+// and proves it; it is nobody's, and deleted, unless it has succeeded. It returns the template's id and the build's.
+func (e *Engine) Build(ctx context.Context, b Build, save func(ctx context.Context, snapshot string) error) (template, build string, err error) {
+	if err := e.Ready(); err != nil {
+		return "", "", err
+	}
+	ref, err := db.ParseRef(b.Name)
+	if err != nil {
+		return "", "", err
+	}
+	if b.Tag == "" {
+		b.Tag = db.DefaultTag
+	}
+	id := uuid.NewString()
+	record := db.Build{ID: id, Snapshot: "build-" + id, CreatedAt: time.Now(), CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB, Settings: b.Settings}
+	done, err := e.begin(ctx, record)
+	if err != nil {
+		return "", "", err
+	}
+	defer done()
+	if err := save(ctx, record.Snapshot); err != nil {
+		return "", "", fmt.Errorf("template %s: %w", b.Name, err)
+	}
+	template, err = e.db.Publish(ctx, db.Publication{Build: id, Team: b.Team, Name: ref.Name, Template: randomID(20), Tag: b.Tag, Public: b.Public})
+	return template, id, err
+}
+
+// begin writes a build down. Until done is called nobody takes it for forgotten.
+func (e *Engine) begin(ctx context.Context, b db.Build) (done func(), err error) {
+	e.mu.Lock()
+	e.making[b.ID] = true
+	e.mu.Unlock()
+	done = func() {
+		e.mu.Lock()
+		delete(e.making, b.ID)
+		e.mu.Unlock()
+		e.background(e.sweep)
+	}
+	if err := e.db.BeginBuild(ctx, b); err != nil {
+		done()
+		return nil, err
+	}
+	return done, nil
+}
