@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -105,23 +106,83 @@ func (g *Guests) Start(ctx context.Context, addr netip.Addr, token, command stri
 	defer cancel()
 	defer context.AfterFunc(ctx, cancel)()
 	defer time.AfterFunc(g.Timeout(startTimeout), cancel).Stop()
-	client := process.NewProcessClient(g.client, url(addr, port, ""), connect.WithReadMaxBytes(maxAnswer))
-	no, tag := false, "start"
-	r := connect.NewRequest(&process.StartRequest{
-		Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", command}}, Tag: &tag, Stdin: &no,
+	tag := "start"
+	events, err := g.run(sctx, addr, token, &process.StartRequest{
+		Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", command}}, Tag: &tag, Stdin: new(bool),
 	})
-	if token != "" {
-		r.Header().Set(tokenHeader, token)
-	}
-	events, err := client.Start(sctx, r)
 	if err != nil {
-		return line(err)
+		return err
 	}
 	defer events.Close()
 	if !events.Receive() {
 		return line(errors.Join(errors.New("it didn't start"), events.Err()))
 	}
 	return nil
+}
+
+// maxOutput bounds what Run keeps of a command's output.
+const maxOutput = 16 << 10
+
+// Run has envd run a command line of the default user's shell, and returns what it has written, its end if that is much, when it
+// has ended. It is an error if it fails.
+func (g *Guests) Run(ctx context.Context, addr netip.Addr, token, command string) (output string, err error) {
+	events, err := g.run(ctx, addr, token, &process.StartRequest{
+		Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", command}}, Stdin: new(bool),
+	})
+	if err != nil {
+		return "", err
+	}
+	defer events.Close()
+	var kept []byte
+	for events.Receive() {
+		switch e := events.Msg().GetEvent().GetEvent().(type) {
+		case *process.ProcessEvent_Data_:
+			kept = append(kept, e.Data.GetStdout()...)
+			kept = append(kept, e.Data.GetStderr()...)
+			kept = kept[max(0, len(kept)-maxOutput):]
+		case *process.ProcessEvent_End_:
+			if e.End.GetExitCode() != 0 {
+				return string(kept), line(fmt.Errorf("%s: %s", e.End.GetStatus(), kept))
+			}
+			return string(kept), nil
+		}
+	}
+	return string(kept), line(errors.Join(errors.New("it has no end"), events.Err()))
+}
+
+func (g *Guests) run(ctx context.Context, addr netip.Addr, token string, r *process.StartRequest) (*connect.ServerStreamForClient[process.StartResponse], error) {
+	client := process.NewProcessClient(g.client, url(addr, port, ""), connect.WithReadMaxBytes(maxAnswer))
+	req := connect.NewRequest(r)
+	if token != "" {
+		req.Header().Set(tokenHeader, token)
+	}
+	events, err := client.Start(ctx, req)
+	if err != nil {
+		return nil, line(err)
+	}
+	return events, nil
+}
+
+var versionForm = regexp.MustCompile(`^[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}$`)
+
+// Version asks envd for the level of E2B's interface that it has.
+func (g *Guests) Version(ctx context.Context, addr netip.Addr) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, g.Timeout(attempt))
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url(addr, port, "/health"), nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := g.client.Do(req)
+	if err != nil {
+		return "", line(err)
+	}
+	defer resp.Body.Close()
+	v := resp.Header.Get("X-Envd-Version")
+	if !versionForm.MatchString(v) {
+		return "", errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("envd's version is %.40q", v))
+	}
+	return v, nil
 }
 
 // Metrics asks envd what the sandbox uses.

@@ -12,7 +12,7 @@ import (
 
 // SetNetwork replaces what a running machine reaches, for its open connections too, and what it will after a resume.
 func (m *Machines) SetNetwork(ctx context.Context, id string, e lifecycle.Egress) error {
-	settings, err := settingsOf(e)
+	settings, err := Settings(e)
 	if err != nil {
 		return err
 	}
@@ -30,8 +30,8 @@ func (m *Machines) SetNetwork(ctx context.Context, id string, e lifecycle.Egress
 // everything is what is denied to a sandbox that is to have no internet.
 var everything = netip.MustParsePrefix("0.0.0.0/0")
 
-// settingsOf is a policy: what is allowed goes before what is denied, as it stands first.
-func settingsOf(e lifecycle.Egress) (*network.Settings, error) {
+// Settings are those of a sandbox's network: what is allowed goes before what is denied, as it stands first.
+func Settings(e lifecycle.Egress) (*network.Settings, error) {
 	p := &policy.Policy{Default: policy.Direct}
 	for _, to := range e.AllowOut {
 		p.Rules = append(p.Rules, policy.Rule{Action: policy.Direct, To: to})

@@ -45,7 +45,7 @@ func (m *Machines) Create(ctx context.Context, want lifecycle.Machine) (netip.Ad
 	if err := json.Unmarshal(want.Container, &b); err != nil {
 		return netip.Addr{}, fmt.Errorf("the template's container: %w", err)
 	}
-	settings, err := settingsOf(want.Network)
+	settings, err := Settings(want.Network)
 	if err != nil {
 		return netip.Addr{}, err
 	}
