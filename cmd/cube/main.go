@@ -118,7 +118,8 @@ func newApp() *cli.App {
 		Commands: []*cli.Command{
 			upCommand(), downCommand(), statusCommand(), doctorCommand(),
 			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(),
-			snapshotCommand(), pauseCommand(), resumeCommand(), cloneCommand(), rollbackCommand(), dfCommand(), pruneCommand(), networkCommand(), keyCommand(), caCommand(), proxyCommand(),
+			snapshotCommand(), pauseCommand(), resumeCommand(), cloneCommand(), rollbackCommand(), dfCommand(), pruneCommand(), networkCommand(),
+			templateCommand(), keyCommand(), caCommand(), proxyCommand(),
 		},
 	}
 	for _, c := range app.Commands {

@@ -10,10 +10,12 @@ import (
 	"os/exec"
 	"syscall"
 
+	"github.com/containerd/console"
 	"github.com/containerd/log"
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/leftover"
 	"github.com/cubesandbox/cube/orchestrator/stack"
 )
@@ -48,7 +50,13 @@ func upCommand() *cli.Command {
 			case c.Bool("daemon"):
 				return st.daemon(c)
 			}
-			return st.up(c, sayTo(os.Stderr), sayTo(os.Stderr))
+			return st.up(c, sayTo(os.Stderr), func(summary string) {
+				sayTo(os.Stderr)(summary)
+				// Elsewhere a key would get into a log.
+				if _, err := console.ConsoleFromFile(os.Stderr); err == nil {
+					st.showFirstKey(c)
+				}
+			})
 		},
 	}
 }
@@ -158,9 +166,28 @@ func (s *state) detach(c *cli.Context) error {
 	defer close(ended)
 	ready, err := s.listen(r)
 	if ready {
+		s.showFirstKey(c)
 		return cmd.Process.Release()
 	}
 	return errors.Join(err, ignoreExit(cmd.Wait()))
+}
+
+// showFirstKey makes a key of the API where there has never been one, and shows it, which is the only time.
+func (s *state) showFirstKey(c *cli.Context) {
+	err := withDB(func(c *cli.Context, d *db.DB) error {
+		keys, err := d.Keys(c.Context)
+		if err != nil || len(keys) > 0 {
+			return err
+		}
+		key, err := d.CreateKey(c.Context, db.DefaultTeam)
+		if err == nil {
+			sayTo(os.Stderr)("the first key of the API, which isn't shown again: " + key)
+		}
+		return err
+	})(c)
+	if err != nil {
+		s.log.Warn("there is no key of the API: `cube key create` makes one", "error", err)
+	}
 }
 
 // listen passes on what the daemon tells until it is ready or has failed.

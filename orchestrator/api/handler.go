@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/control"
+	"github.com/cubesandbox/cube/orchestrator/templates"
 	"github.com/cubesandbox/cube/orchestrator/usage"
 )
 
@@ -87,6 +88,9 @@ func (s *Service) Handler() http.Handler {
 	mux.HandleFunc("DELETE /v1/snapshots/{name}", serve(func(r *http.Request, _ nothing) (deleteAnswer, error) {
 		users, err := s.DeleteSnapshot(r.PathValue("name"))
 		return deleteAnswer{users}, err
+	}))
+	mux.HandleFunc("POST /v1/templates", serve(func(r *http.Request, in templates.Request) (templates.Result, error) {
+		return s.Template(r.Context(), in)
 	}))
 	mux.HandleFunc("GET /v1/usage", serve(func(r *http.Request, _ nothing) (usage.Usage, error) { return s.Usage(r.Context()) }))
 	mux.HandleFunc("POST /v1/prune", serve(func(r *http.Request, in pruneRequest) (pruneAnswer, error) {

@@ -44,6 +44,7 @@ var (
 	opClone    = operation{name: "clone"}
 	opUsage    = operation{name: "look at what takes space"}
 	opPrune    = operation{name: "prune"}
+	opTemplate = operation{name: "make a template"}
 )
 
 // operations admits operations: one at a time on a container, and none when the stack isn't there for them.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/identifiers"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
+	"github.com/cubesandbox/cube/orchestrator/templates"
 	"github.com/cubesandbox/cube/orchestrator/usage"
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
@@ -36,6 +38,8 @@ type Service struct {
 	store *snapshot.Store
 	// client is there once the service is open.
 	client *sandbox.Client
+	// builder is there once the service makes templates.
+	builder atomic.Pointer[templates.Builder]
 }
 
 // New makes a service that refuses to do anything until it is open.

@@ -17,6 +17,7 @@ import (
 	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/api"
+	"github.com/cubesandbox/cube/orchestrator/ingress/keeper"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 	"github.com/cubesandbox/cube/vmm/record"
 )
@@ -115,7 +116,7 @@ func (d *downer) clear(ctx context.Context) error {
 	} else {
 		d.stopRest(ctx)
 	}
-	errs = append(errs, d.clearShims(ctx), d.clearMachines(), network.New(d.cfg).Clear(ctx), UnmountBelow(sandbox.MountDir(d.cfg)))
+	errs = append(errs, d.stopProxy(ctx), d.clearShims(ctx), d.clearMachines(), network.New(d.cfg).Clear(ctx), UnmountBelow(sandbox.MountDir(d.cfg)))
 	if d.cfg.Containerd.Address == "" {
 		errs = append(errs, UnmountBelow(filepath.Join(d.cfg.StateDir, "containerd")), UnmountBelow(ContainerdState(d.cfg)))
 	}
@@ -135,8 +136,15 @@ func (d *downer) clear(ctx context.Context) error {
 // runEntries are what Cube makes in its run directory, which may not be its alone, but for the network's, which stays as long
 // as that is up.
 var runEntries = []string{
-	"base", "clones", "containerd", "containerd.sock", "containerd.sock.ttrpc", "containerd.toml", "cube.sock", "fifo", "mounts",
-	"notify.sock", "pods", "shim", "snapshots", "snapshotter.sock", "tsc-khz", "uids", "vm",
+	"base", "clones", "containerd", "containerd.sock", "containerd.sock.ttrpc", "containerd.toml", "cube.sock", "fifo", "ingress", "mounts",
+	"notify.sock", "pods", "proxy", "shim", "snapshots", "snapshotter.sock", "tsc-khz", "uids", "vm",
+}
+
+// stopProxy ends the data plane, in which nothing leads anywhere any more.
+func (d *downer) stopProxy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.Timeout(stopTimeout))
+	defer cancel()
+	return keeper.Stop(ctx, d.cfg)
 }
 
 // clearShims ends the shims that containerd has lost sight of.

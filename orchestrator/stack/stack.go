@@ -21,7 +21,9 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/orchestrator/api"
+	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/health"
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/artefact"
@@ -59,6 +61,8 @@ type stack struct {
 	launcher   *base.Launcher
 	network    *network.Daemon
 	api        *api.Service
+	db         *db.DB
+	engine     *lifecycle.Engine
 	full       chan struct{} // the store is, whatever machines have done about it
 	containerd string        // containerd's version
 	verdict    accel.Verdict
@@ -87,6 +91,9 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 		{"accelerator", s.proveAccelerator},
 		{"base snapshot", s.warmBase},
 		{"api", s.openAPI},
+		{"sandboxes", s.openSandboxes},
+		{"proxy", s.startProxy},
+		{"E2B API", s.serveE2B},
 	}
 	names := make([]string, len(parts))
 	for i, p := range parts {
@@ -124,7 +131,8 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 	}
 	s.group.Go(func() error { s.keepRoom(); return nil })
 	s.Log.Info("ready", "containerd", s.containerd, "accelerator", s.verdict.Kind)
-	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s, %s", s.containerd, cfg.ContainerdSocket(), s.verdict.Kind, s.network.Summary()))
+	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s, %s; E2B's API at http://%s, sandboxes at %s", s.containerd, cfg.ContainerdSocket(), s.verdict.Kind, s.network.Summary(),
+		cfg.API.Listen, cfg.Proxy.Authority()))
 	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // for a unit of Type=notify; elsewhere it does nothing
 	<-s.life.Done()
 	s.Log.Info("stopping; running sandboxes go on")

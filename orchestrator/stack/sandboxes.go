@@ -1,0 +1,98 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/orchestrator/e2b"
+	"github.com/cubesandbox/cube/orchestrator/guests"
+	"github.com/cubesandbox/cube/orchestrator/health"
+	"github.com/cubesandbox/cube/orchestrator/ingress"
+	"github.com/cubesandbox/cube/orchestrator/ingress/keeper"
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
+	"github.com/cubesandbox/cube/orchestrator/machines"
+	"github.com/cubesandbox/cube/orchestrator/sandbox"
+	"github.com/cubesandbox/cube/orchestrator/templates"
+)
+
+// openSandboxes has the engine of E2B's sandboxes go on where the one before has ended.
+func (s *stack) openSandboxes(ctx context.Context) (err error) {
+	c, err := sandbox.Connect(ctx, s.cfg)
+	if err != nil {
+		return err
+	}
+	s.undo.Push(c.Close)
+	if s.db, err = db.Open(ctx, s.cfg.DatabaseFile()); err != nil {
+		return err
+	}
+	s.undo.Push(s.db.Close)
+	log := s.Log.With("part", "sandboxes")
+	m, g := machines.New(s.cfg, c, log), guests.New(s.cfg.Timeout)
+	s.engine, err = lifecycle.New(ctx, s.db, m, g, s.cfg.SeedFile(), lifecycle.Options{
+		Log: log, Timeout: s.cfg.Timeout, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout), MaxSandboxes: s.cfg.API.MaxSandboxes,
+	})
+	if err != nil {
+		return err
+	}
+	s.undo.Push(func() error { s.engine.Close(); return nil })
+	s.api.OpenTemplates(&templates.Builder{Config: s.cfg, Client: c, Machines: m, Guests: g, Engine: s.engine})
+	if err := s.engine.Open(ctx); err != nil {
+		return err
+	}
+	s.board.SetProbe("sandboxes", func(context.Context) error { return s.engine.Ready() })
+	return nil
+}
+
+// startProxy has the data plane serve, which goes on when the stack ends.
+func (s *stack) startProxy(ctx context.Context) error {
+	l, err := keeper.ListenRoutes(s.cfg)
+	if err != nil {
+		return err
+	}
+	srv := &http.Server{Handler: ingress.Handler(s.engine.Routes()), ReadHeaderTimeout: 5 * time.Second}
+	s.group.Go(func() error {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve the proxy's routes: %w", err)
+		}
+		return nil
+	})
+	s.group.Go(func() error {
+		<-s.life.Done()
+		return srv.Close()
+	})
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	k, err := keeper.Start(ctx, s.cfg, exe, s.Log.With("part", "proxy"))
+	if err != nil {
+		return err
+	}
+	s.undo.Push(k.Close)
+	s.group.Go(func() error { return k.Run(s.life) })
+	s.board.SetProbe("proxy", k.Probe)
+	return nil
+}
+
+// serveE2B serves E2B's API.
+func (s *stack) serveE2B(ctx context.Context) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.API.Listen.String())
+	if err != nil {
+		return fmt.Errorf("%w; api.listen of the configuration is another address", err)
+	}
+	srv := e2b.New(s.engine, s.db, s.db, e2b.Options{
+		Domain: s.cfg.Proxy.Authority(), MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
+		Ready:   func(ctx context.Context) health.Report { return s.board.Report(ctx) },
+		Metrics: prometheus.NewRegistry(), Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
+	})
+	s.group.Go(func() error { return srv.Serve(s.life, l) })
+	return nil
+}
