@@ -44,6 +44,7 @@ type Config struct {
 	VM         VM         `toml:"vm"`
 	Logs       Logs       `toml:"logs"`
 	Network    Network    `toml:"network"`
+	API        API        `toml:"api"`
 	Proxy      Proxy      `toml:"proxy"`
 }
 
@@ -111,6 +112,7 @@ func Default() *Config {
 		},
 		Logs:    Logs{MaxSize: 10 * units.MiB, MaxFiles: 3},
 		Network: defaultNetwork(),
+		API:     defaultAPI(),
 		Proxy:   defaultProxy(),
 	}
 }
@@ -205,6 +207,9 @@ func (c *Config) complete() error {
 		return fmt.Errorf("logs.max_size = %s must be at least 64KiB", c.Logs.MaxSize)
 	case c.Logs.MaxFiles < 1 || c.Logs.MaxFiles > 1000:
 		return fmt.Errorf("logs.max_files = %d must be between 1 and 1000", c.Logs.MaxFiles)
+	}
+	if err := c.API.validate(); err != nil {
+		return err
 	}
 	if err := c.Proxy.validate(); err != nil {
 		return err

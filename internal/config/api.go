@@ -1,0 +1,39 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"net/url"
+	"time"
+)
+
+// API is where E2B's SDKs ask for sandboxes.
+type API struct {
+	// Listen is the address and port, for plain HTTP.
+	Listen netip.AddrPort `toml:"listen"`
+	// MaxTimeout is the longest that a sandbox may run at a stretch; 0 = any.
+	MaxTimeout Duration `toml:"max_timeout"`
+	// MaxSandboxes is how many sandboxes of one team may run at once; 0 = any number.
+	MaxSandboxes int `toml:"max_sandboxes"`
+	// Traces is where traces are sent by OTLP over HTTP, for example "http://127.0.0.1:4318"; "" = nowhere.
+	Traces string `toml:"traces"`
+}
+
+func defaultAPI() API {
+	return API{Listen: netip.MustParseAddrPort("127.0.0.1:3000")}
+}
+
+func (a *API) validate() error {
+	traces, err := url.Parse(a.Traces)
+	switch {
+	case a.Listen.Port() == 0:
+		return fmt.Errorf("api.listen = %q must be an address with a port, for example 127.0.0.1:3000", a.Listen)
+	case a.MaxTimeout < 0 || a.MaxTimeout > 0 && time.Duration(a.MaxTimeout) < time.Second:
+		return fmt.Errorf("api.max_timeout = %q must be 0 or at least a second", time.Duration(a.MaxTimeout))
+	case a.MaxSandboxes < 0:
+		return fmt.Errorf("api.max_sandboxes = %d must be 0 or more", a.MaxSandboxes)
+	case a.Traces != "" && (err != nil || traces.Scheme != "http" && traces.Scheme != "https" || traces.Host == ""):
+		return fmt.Errorf("api.traces = %q must be an http or https URL, for example http://127.0.0.1:4318", a.Traces)
+	}
+	return nil
+}
