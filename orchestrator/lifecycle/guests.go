@@ -29,7 +29,9 @@ type Init struct {
 	SandboxID, TemplateID string
 	Token                 string // "" for a sandbox that isn't secure
 	// Former is the token that envd may have until then.
-	Former        string
+	Former string
+	// HookToken is by which the program of the template's hook, if there is one, knows the control plane.
+	HookToken     string
 	Env           map[string]string
 	User, Workdir string
 	Request       string
@@ -71,7 +73,11 @@ func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why str
 	if r.Origin != "" && (why == whyCreate || why == whyFork) {
 		former = e.seed.envd(r.Origin)
 	}
-	err := e.guests.Init(ctx, addr, Init{SandboxID: r.ID, TemplateID: r.TemplateID, Token: token, Former: former, Env: env,
+	hook := ""
+	if r.Settings.Hook != nil {
+		hook = e.seed.hook(r.ID)
+	}
+	err := e.guests.Init(ctx, addr, Init{HookToken: hook, SandboxID: r.ID, TemplateID: r.TemplateID, Token: token, Former: former, Env: env,
 		User: r.Settings.User, Workdir: r.Settings.Workdir, Request: r.Request})
 	if err != nil {
 		return fmt.Errorf("sandbox %s: envd: %w", r.ID, err)
@@ -80,7 +86,7 @@ func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why str
 		hctx, cancel := context.WithTimeoutCause(ctx, e.Timeout(hookTimeout), &late{e.Timeout(hookTimeout)})
 		defer cancel()
 		body := HookBody{Event: why, SandboxID: r.ID, TemplateID: r.TemplateID, RequestID: r.Request, Env: env, Metadata: r.Metadata}
-		if err := e.guests.Hook(hctx, addr, *h, e.seed.hook(r.ID), body); err != nil {
+		if err := e.guests.Hook(hctx, addr, *h, hook, body); err != nil {
 			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("sandbox %s: the init hook of its template, port %d, path %s: %v", r.ID, h.Port, h.Path, err))
 		}
 	}
