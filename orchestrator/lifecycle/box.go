@@ -102,12 +102,14 @@ type outcome struct {
 // abandonAfter is how long what was interrupted is waited for before a sandbox is killed with it under way.
 const abandonAfter = 30 * time.Second
 
-// start does a state's work in the background, when what was under way before has ended, which is interrupted. It ends with
-// ends, and after limit.
-func (e *Engine) start(b *box, ends context.Context, limit time.Duration, do func(context.Context) outcome) *job {
-	ctx, stop := context.WithCancelCause(ends)
+// start does a state's work in the background, when what was under way before has ended, which is interrupted. It is of the
+// request of ctx, but ends with ends, and after limit.
+func (e *Engine) start(ctx context.Context, b *box, ends context.Context, limit time.Duration, do func(context.Context) outcome) *job {
+	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	loose := context.AfterFunc(ends, func() { stop(context.Cause(ends)) })
 	j := &job{stop: stop, done: make(chan struct{})}
 	if !e.enter() {
+		loose()
 		stop(nil)
 		j.err = errClosing
 		close(j.done)
@@ -119,6 +121,7 @@ func (e *Engine) start(b *box, ends context.Context, limit time.Duration, do fun
 	b.mu.Unlock()
 	go func() {
 		defer e.leave()
+		defer loose()
 		defer stop(nil)
 		if before != nil {
 			before.stop(errKilled)
