@@ -19,6 +19,7 @@ type box struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed when there is another row
+	seq     uint64        // of the latest row
 	job     *job          // the latest
 	failed  int           // how often in a row its work has come to nothing
 	ended   bool          // its machine was heard to end since its job began
@@ -52,6 +53,10 @@ func (b *box) give() { <-b.turn }
 func (b *box) set(r *row) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if r != nil {
+		b.seq++
+		r.seq = b.seq
+	}
 	b.row.Store(r)
 	close(b.changed)
 	b.changed = make(chan struct{})
