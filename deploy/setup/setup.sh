@@ -36,4 +36,5 @@ start=$SECONDS
 "$here/qemu.sh"
 "$here/guest.sh"
 "$here/image.sh"
+"$here/sdk.sh"
 say "set-up is complete ($((SECONDS - start)) s)"

@@ -50,6 +50,14 @@ func TestLoad(t *testing.T) {
 		{name: "upstream", file: "[network]\ndns_upstreams = ['dns.example']\n", err: "is not an address"},
 		{name: "upstream nowhere", file: "[network]\ndns_upstreams = ['0.0.0.0']\n", err: "0.0.0.0:53"},
 		{name: "upstream in the pool", file: "[network]\ndns_upstreams = ['10.200.0.1']\n", err: "network.pool"},
+		{name: "API", file: "[api]\nlisten = '[::1]:80'\nmax_timeout = '24h'\nmax_sandboxes = 20\ntraces = 'https://otel.example:4318'\n", check: func(c *Config) bool {
+			return c.API.Listen.Port() == 80 && time.Duration(c.API.MaxTimeout) == 24*time.Hour && c.API.MaxSandboxes == 20
+		}},
+		{name: "API's port", file: "[api]\nlisten = '127.0.0.1:0'\n", err: "api.listen"},
+		{name: "negative timeout", file: "[api]\nmax_timeout = '-1s'\n", err: "api.max_timeout"},
+		{name: "timeout of a blink", file: "[api]\nmax_timeout = '1ms'\n", err: "api.max_timeout"},
+		{name: "negative sandboxes", file: "[api]\nmax_sandboxes = -1\n", err: "api.max_sandboxes"},
+		{name: "traces nowhere", file: "[api]\ntraces = 'localhost:4318'\n", err: "api.traces"},
 		{name: "proxy", check: func(c *Config) bool {
 			return c.Proxy.Name() == "sandbox.localhost" && c.Proxy.Authority() == "sandbox.localhost:3002"
 		}},

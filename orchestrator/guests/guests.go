@@ -79,6 +79,9 @@ func (g *Guests) Init(ctx context.Context, addr netip.Addr, i lifecycle.Init) er
 		body["defaultUser"] = i.User
 	}
 	body["defaultWorkdir"] = i.Workdir
+	if i.HookToken != "" {
+		body["hookToken"] = i.HookToken
+	}
 	header := http.Header{}
 	if i.Former != "" {
 		header.Set(tokenHeader, i.Former)

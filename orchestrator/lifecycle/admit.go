@@ -17,7 +17,15 @@ const headroom = 256 << 20
 
 // admit lets a machine of that memory be started, when it is its turn, until release is called. What there isn't enough of is
 // errdefs.ErrResourceExhausted where the team has its share, otherwise errdefs.ErrUnavailable.
-func (e *Engine) admit(ctx context.Context, team string, memoryMB int) (release func(), err error) {
+func (e *Engine) admit(ctx context.Context, r *row) (release func(), err error) {
+	err = e.stage(ctx, stageAdmit, r.ID, func(ctx context.Context) error {
+		release, err = e.admitted(ctx, r.Team, r.MemoryMB)
+		return err
+	})
+	return release, err
+}
+
+func (e *Engine) admitted(ctx context.Context, team string, memoryMB int) (release func(), err error) {
 	if e.MaxSandboxes > 0 {
 		n, err := e.db.Count(ctx, team, string(Creating), string(Running), string(Snapshotting), string(Resuming), string(Pausing))
 		if err != nil {

@@ -19,6 +19,7 @@ type box struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed when there is another row
+	seq     uint64        // of the latest row
 	job     *job          // the latest
 	failed  int           // how often in a row its work has come to nothing
 	ended   bool          // its machine was heard to end since its job began
@@ -52,6 +53,10 @@ func (b *box) give() { <-b.turn }
 func (b *box) set(r *row) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if r != nil {
+		b.seq++
+		r.seq = b.seq
+	}
 	b.row.Store(r)
 	close(b.changed)
 	b.changed = make(chan struct{})
@@ -102,12 +107,14 @@ type outcome struct {
 // abandonAfter is how long what was interrupted is waited for before a sandbox is killed with it under way.
 const abandonAfter = 30 * time.Second
 
-// start does a state's work in the background, when what was under way before has ended, which is interrupted. It ends with
-// ends, and after limit.
-func (e *Engine) start(b *box, ends context.Context, limit time.Duration, do func(context.Context) outcome) *job {
-	ctx, stop := context.WithCancelCause(ends)
+// start does a state's work in the background, when what was under way before has ended, which is interrupted. It is of the
+// request of ctx, but ends with ends, and after limit.
+func (e *Engine) start(ctx context.Context, b *box, ends context.Context, limit time.Duration, do func(context.Context) outcome) *job {
+	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	loose := context.AfterFunc(ends, func() { stop(context.Cause(ends)) })
 	j := &job{stop: stop, done: make(chan struct{})}
 	if !e.enter() {
+		loose()
 		stop(nil)
 		j.err = errClosing
 		close(j.done)
@@ -119,6 +126,7 @@ func (e *Engine) start(b *box, ends context.Context, limit time.Duration, do fun
 	b.mu.Unlock()
 	go func() {
 		defer e.leave()
+		defer loose()
 		defer stop(nil)
 		if before != nil {
 			before.stop(errKilled)

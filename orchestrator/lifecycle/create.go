@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -51,8 +52,16 @@ func (e *Engine) allowed(d time.Duration) error {
 }
 
 // make makes the sandbox of a new row from a snapshot.
-func (e *Engine) make(ctx context.Context, r *row, snapshot, why string) (Sandbox, error) {
-	release, err := e.admit(ctx, r.Team, r.MemoryMB)
+func (e *Engine) make(ctx context.Context, r *row, snapshot, why string) (sb Sandbox, err error) {
+	err = e.stage(ctx, stageCreate, r.ID, func(ctx context.Context) (err error) {
+		sb, err = e.made(ctx, r, snapshot, why)
+		return err
+	})
+	return sb, err
+}
+
+func (e *Engine) made(ctx context.Context, r *row, snapshot, why string) (Sandbox, error) {
+	release, err := e.admit(ctx, r)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -70,7 +79,7 @@ func (e *Engine) make(ctx context.Context, r *row, snapshot, why string) (Sandbo
 	if err != nil { // the next engine removes the row
 		return Sandbox{}, err
 	}
-	j := e.start(b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why) })
+	j := e.start(ctx, b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why) })
 	stop := context.AfterFunc(ctx, func() { j.stop(context.Cause(ctx)) })
 	defer stop()
 	<-j.done // it is given up when ctx ends
@@ -106,7 +115,11 @@ func (e *Engine) killed(b *box) {
 }
 
 func (e *Engine) creating(ctx context.Context, r *row, snapshot, why string) outcome {
-	addr, err := e.machines.Create(ctx, Machine{ID: r.ID, Team: r.Team, Snapshot: snapshot, Container: r.Settings.Container, Network: r.egress()})
+	var addr netip.Addr
+	err := e.stage(ctx, stageMachine, r.ID, func(ctx context.Context) (err error) {
+		addr, err = e.machines.Create(ctx, Machine{ID: r.ID, Team: r.Team, Snapshot: snapshot, Container: r.Settings.Container, Network: r.egress()})
+		return err
+	})
 	if err == nil {
 		err = e.introduce(ctx, r, addr, why)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
@@ -44,6 +45,7 @@ type Engine struct {
 	machines Machines
 	guests   Guests
 	seed     seed
+	stages   *prometheus.HistogramVec
 
 	// life ends with the engine; what has to be finished has a little longer, until last ends.
 	life, last        context.Context
@@ -83,7 +85,7 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 	if o.Memory == nil {
 		o.Memory = available
 	}
-	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
+	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
 		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{}}
 	rows, err := d.SandboxesIn(ctx)
 	if err != nil {

@@ -227,6 +227,10 @@ func (h *host) Watch(ctx context.Context, ready func(), ended func(string)) erro
 	return ctx.Err()
 }
 
+func (h *host) Traffic(context.Context, string) (Traffic, error) {
+	return Traffic{TXBytes: 1, RXBytes: 2, Dropped: map[string]uint64{"policy": 3}}, nil
+}
+
 func (h *host) Log(context.Context, string, LogQuery) ([]LogEntry, error) { return nil, nil }
 
 // end has a machine end by itself.

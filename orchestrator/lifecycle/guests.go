@@ -29,7 +29,9 @@ type Init struct {
 	SandboxID, TemplateID string
 	Token                 string // "" for a sandbox that isn't secure
 	// Former is the token that envd may have until then.
-	Former        string
+	Former string
+	// HookToken is by which the program of the template's hook, if there is one, knows the control plane.
+	HookToken     string
 	Env           map[string]string
 	User, Workdir string
 	Request       string
@@ -71,8 +73,13 @@ func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why str
 	if r.Origin != "" && (why == whyCreate || why == whyFork) {
 		former = e.seed.envd(r.Origin)
 	}
-	err := e.guests.Init(ctx, addr, Init{SandboxID: r.ID, TemplateID: r.TemplateID, Token: token, Former: former, Env: env,
-		User: r.Settings.User, Workdir: r.Settings.Workdir, Request: r.Request})
+	hook := ""
+	if r.Settings.Hook != nil {
+		hook = e.seed.hook(r.ID)
+	}
+	init := Init{SandboxID: r.ID, TemplateID: r.TemplateID, Token: token, Former: former, HookToken: hook, Env: env,
+		User: r.Settings.User, Workdir: r.Settings.Workdir, Request: r.Request}
+	err := e.stage(ctx, stageEnvd, r.ID, func(ctx context.Context) error { return e.guests.Init(ctx, addr, init) })
 	if err != nil {
 		return fmt.Errorf("sandbox %s: envd: %w", r.ID, err)
 	}
@@ -80,12 +87,14 @@ func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why str
 		hctx, cancel := context.WithTimeoutCause(ctx, e.Timeout(hookTimeout), &late{e.Timeout(hookTimeout)})
 		defer cancel()
 		body := HookBody{Event: why, SandboxID: r.ID, TemplateID: r.TemplateID, RequestID: r.Request, Env: env, Metadata: r.Metadata}
-		if err := e.guests.Hook(hctx, addr, *h, e.seed.hook(r.ID), body); err != nil {
+		err := e.stage(hctx, stageHook, r.ID, func(ctx context.Context) error { return e.guests.Hook(ctx, addr, *h, hook, body) })
+		if err != nil {
 			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("sandbox %s: the init hook of its template, port %d, path %s: %v", r.ID, h.Port, h.Path, err))
 		}
 	}
 	if s := r.Settings.Start; s != "" && (why == whyCreate || why == whyFork || why == whyResume && r.Cold) {
-		if err := e.guests.Start(ctx, addr, token, s); err != nil {
+		err := e.stage(ctx, stageStart, r.ID, func(ctx context.Context) error { return e.guests.Start(ctx, addr, token, s) })
+		if err != nil {
 			return fmt.Errorf("sandbox %s: start command of its template: %w", r.ID, err)
 		}
 	}

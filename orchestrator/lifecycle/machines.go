@@ -35,6 +35,8 @@ type Machines interface {
 	// Watch calls ended with each machine that ends, however, until ctx ends or there is no telling any more. It calls ready
 	// when nothing from then on is left out.
 	Watch(ctx context.Context, ready func(), ended func(id string)) error
+	// Traffic tells what a running machine has sent and received.
+	Traffic(ctx context.Context, id string) (Traffic, error)
 	// Log reads what a machine has written.
 	Log(ctx context.Context, id string, q LogQuery) ([]LogEntry, error)
 }

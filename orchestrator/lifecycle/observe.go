@@ -18,7 +18,7 @@ func (e *Engine) Metrics(ctx context.Context, team, id string, from, to time.Tim
 		return nil, e.missing(team, id)
 	}
 	if r.State == Running {
-		if err := e.measure(ctx, b, r); err != nil && !errdefs.IsUnavailable(err) {
+		if _, err := e.measure(ctx, b, r); err != nil && !errdefs.IsUnavailable(err) {
 			e.Log.Debug("a sandbox doesn't tell what it uses", "sandbox", id, "error", err)
 		}
 	}
@@ -34,7 +34,7 @@ func (e *Engine) Metrics(ctx context.Context, team, id string, from, to time.Tim
 }
 
 const (
-	// sampleEvery is how often it is measured what sandboxes use that are asked about.
+	// sampleEvery is how old a measurement is before there is another. Nothing is measured that nobody asks for.
 	sampleEvery = 5 * time.Second
 	// maxMetrics is how many measurements are kept of a sandbox: an hour's.
 	maxMetrics = int(time.Hour / sampleEvery)
@@ -42,20 +42,23 @@ const (
 	measureTimeout = 2 * time.Second
 )
 
-// measure adds a measurement, if the last one isn't fresh.
-func (e *Engine) measure(ctx context.Context, b *box, r *row) error {
+// measure returns the latest measurement, for which it measures if there is no fresh one.
+func (e *Engine) measure(ctx context.Context, b *box, r *row) (Metric, error) {
+	var latest Metric
 	b.mu.Lock()
-	fresh := len(b.metrics) > 0 && time.Since(b.metrics[len(b.metrics)-1].At) < sampleEvery
+	if n := len(b.metrics); n > 0 {
+		latest = b.metrics[n-1]
+	}
 	b.mu.Unlock()
-	if fresh {
-		return nil
+	if time.Since(latest.At) < sampleEvery {
+		return latest, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.Timeout(measureTimeout))
 	defer cancel()
 	token, _ := e.tokens(r)
 	m, err := e.guests.Metrics(ctx, r.addr, token)
 	if err != nil {
-		return err
+		return Metric{}, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -63,7 +66,7 @@ func (e *Engine) measure(ctx context.Context, b *box, r *row) error {
 		b.metrics = append(b.metrics[:0], b.metrics[n-maxMetrics+1:]...)
 	}
 	b.metrics = append(b.metrics, m)
-	return nil
+	return m, nil
 }
 
 // Logs reads a sandbox's log: what its first process and its start command have written.

@@ -64,7 +64,7 @@ func (e *Engine) takeOver(b *box, seen Seen) {
 	r := b.row.Load()
 	switch {
 	case r.State.busy():
-		e.work(b, r)
+		e.work(e.last, b, r)
 	case r.State == Running && seen.State == Runs:
 		up := r.clone()
 		up.addr = seen.Addr

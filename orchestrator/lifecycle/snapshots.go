@@ -41,7 +41,7 @@ func (e *Engine) saving(ctx context.Context, team, id string, do func(context.Co
 			}
 			return nil, err
 		}
-		j := e.start(b, e.life, saveTimeout, func(ctx context.Context) outcome { return do(ctx, is) })
+		j := e.start(ctx, b, e.life, saveTimeout, func(ctx context.Context) outcome { return do(ctx, is) })
 		stop := context.AfterFunc(ctx, func() { j.stop(context.Cause(ctx)) })
 		defer stop()
 		<-j.done
@@ -72,7 +72,7 @@ func (e *Engine) Snapshot(ctx context.Context, team, id, name string) (Snapshot,
 			return outcome{err: err}
 		}
 		defer done()
-		if err := e.machines.Save(ctx, r.ID, build.Snapshot); err != nil {
+		if err := e.save(ctx, r, build); err != nil {
 			return outcome{err: fmt.Errorf("make a snapshot of sandbox %s: %w", r.ID, err)}
 		}
 		template, err = e.db.Publish(ctx, db.Publication{Build: build.ID, Team: team, Name: ref.Name, Template: randomID(20), Tag: ref.Tag, Snapshot: true})
@@ -82,6 +82,10 @@ func (e *Engine) Snapshot(ctx context.Context, team, id, name string) (Snapshot,
 		return Snapshot{}, err
 	}
 	return snapshotOf(team, template, ref.Name, ref.Tag, time.Now()), nil
+}
+
+func (e *Engine) save(ctx context.Context, r *row, b db.Build) error {
+	return e.stage(ctx, stageSave, r.ID, func(ctx context.Context) error { return e.machines.Save(ctx, r.ID, b.Snapshot) })
 }
 
 // snapshotOf is a template's tag as users see it.
@@ -192,7 +196,7 @@ func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n i
 		if build, done, o.err = e.build(ctx, r); o.err != nil {
 			return o
 		}
-		if err := e.machines.Save(ctx, r.ID, build.Snapshot); err != nil {
+		if err := e.save(ctx, r, build); err != nil {
 			return outcome{err: fmt.Errorf("save sandbox %s: %w", r.ID, err)}
 		}
 		return outcome{event: evRuns}
@@ -231,12 +235,13 @@ func (e *Engine) Rollback(ctx context.Context, team, id, snapshot string) error 
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("snapshot '%s' was not made of sandbox '%s'", snapshot, id))
 	}
 	_, err = e.saving(context.WithoutCancel(ctx), team, id, func(ctx context.Context, r *row) outcome {
-		if err := e.machines.Rollback(ctx, r.ID, build.Snapshot); err != nil {
+		err := e.stage(ctx, stageRewind, r.ID, func(ctx context.Context) error { return e.machines.Rollback(ctx, r.ID, build.Snapshot) })
+		if err != nil {
 			return outcome{err: fmt.Errorf("roll sandbox %s back: %w", r.ID, err)}
 		}
 		told := r.clone()
 		told.Request = randomID(20)
-		err := e.introduce(ctx, told, r.addr, whyRollback)
+		err = e.introduce(ctx, told, r.addr, whyRollback)
 		return outcome{err: err, event: evRuns, change: func(r *row) error {
 			r.Epoch, r.Request = randomID(16), told.Request
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -48,7 +49,7 @@ func (e *Engine) Kill(ctx context.Context, team, id string) error {
 	if was.State == Killing {
 		return e.missing(team, id)
 	}
-	return e.work(b, is).wait(ctx)
+	return e.work(ctx, b, is).wait(ctx)
 }
 
 // Pause saves a sandbox to disk: with its memory, or only its disk. Once begun it is finished, whatever becomes of ctx.
@@ -69,7 +70,7 @@ func (e *Engine) Pause(ctx context.Context, team, id string, memory bool) error 
 	if err != nil {
 		return err
 	}
-	return e.work(b, is).wait(ctx)
+	return e.work(ctx, b, is).wait(ctx)
 }
 
 // Resume has a paused sandbox run, for d. memory false has it boot with its disk; nil is as it was paused.
@@ -93,7 +94,7 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 	if r == nil {
 		return Sandbox{}, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found", b.id))
 	}
-	release, err := e.admit(ctx, r.Team, r.MemoryMB)
+	release, err := e.admit(ctx, r)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -108,7 +109,7 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 		release()
 		return Sandbox{}, err
 	}
-	j := e.start(b, e.last, resumeTimeout, func(ctx context.Context) outcome {
+	j := e.start(ctx, b, e.last, resumeTimeout, func(ctx context.Context) outcome {
 		defer release()
 		return e.resuming(ctx, is, d)
 	})
@@ -123,7 +124,12 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 }
 
 func (e *Engine) resuming(ctx context.Context, r *row, d time.Duration) outcome {
-	addr, note, err := e.machines.Resume(ctx, r.ID, !r.Cold)
+	var addr netip.Addr
+	var note string
+	err := e.stage(ctx, stageResume, r.ID, func(ctx context.Context) (err error) {
+		addr, note, err = e.machines.Resume(ctx, r.ID, !r.Cold)
+		return err
+	})
 	if err != nil {
 		return outcome{err: fmt.Errorf("resume sandbox %s: %w", r.ID, err)}
 	}

@@ -27,25 +27,27 @@ const (
 )
 
 // work begins what a state has to have done that a sandbox has entered without anybody who waits for it, or that was cut short.
-func (e *Engine) work(b *box, r *row) *job {
+func (e *Engine) work(ctx context.Context, b *box, r *row) *job {
 	switch r.State {
 	case Killing:
-		return e.start(b, e.last, killTimeout, func(ctx context.Context) outcome { return e.killing(ctx, b) })
+		return e.start(ctx, b, e.last, killTimeout, func(ctx context.Context) outcome { return e.killing(ctx, b) })
 	case Pausing:
-		return e.start(b, e.last, pauseTimeout, func(ctx context.Context) outcome { return e.pausing(ctx, r) })
+		return e.start(ctx, b, e.last, pauseTimeout, func(ctx context.Context) outcome { return e.pausing(ctx, r) })
 	}
-	return e.start(b, e.last, resumeTimeout, func(ctx context.Context) outcome { return e.look(ctx, r) })
+	return e.start(ctx, b, e.last, resumeTimeout, func(ctx context.Context) outcome { return e.look(ctx, r) })
 }
 
 func (e *Engine) killing(ctx context.Context, b *box) outcome {
-	if err := e.machines.Kill(ctx, b.id); err != nil {
+	err := e.stage(ctx, stageKill, b.id, func(ctx context.Context) error { return e.machines.Kill(ctx, b.id) })
+	if err != nil {
 		return outcome{err: fmt.Errorf("kill sandbox %s: %w", b.id, err)}
 	}
 	return outcome{event: evGone}
 }
 
 func (e *Engine) pausing(ctx context.Context, r *row) outcome {
-	if err := e.machines.Pause(ctx, r.ID, !r.Cold); err != nil {
+	err := e.stage(ctx, stagePause, r.ID, func(ctx context.Context) error { return e.machines.Pause(ctx, r.ID, !r.Cold) })
+	if err != nil {
 		return outcome{err: fmt.Errorf("pause sandbox %s: %w", r.ID, err)}
 	}
 	return outcome{event: evStill, change: pausedNow}
@@ -143,7 +145,7 @@ func (e *Engine) conclude(b *box, o outcome) error {
 		e.later(b)
 		return errors.Join(o.err, err)
 	case is.State.busy() && is.State != was.State:
-		e.work(b, is)
+		e.work(e.last, b, is)
 	}
 	b.mu.Lock()
 	ended := b.ended
@@ -194,7 +196,7 @@ func (e *Engine) advance(ctx context.Context, b *box, seen *row, o outcome) {
 		if is.Reason != "" {
 			e.Log.Warn("a sandbox has ended", "sandbox", b.id, "why", is.Reason)
 		}
-		e.work(b, is)
+		e.work(ctx, b, is)
 	}
 }
 
@@ -237,6 +239,6 @@ func (e *Engine) due(id string) {
 	case r.State == Running:
 		e.alarms.set(id, r.EndAt)
 	case r.State.busy():
-		e.work(b, r)
+		e.work(e.last, b, r)
 	}
 }

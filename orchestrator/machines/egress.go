@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/bpf/policy"
 	"github.com/cubesandbox/cube/cni/network"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
@@ -25,6 +26,25 @@ func (m *Machines) SetNetwork(ctx context.Context, id string, e lifecycle.Egress
 		return err
 	}
 	return m.network.SetPolicy(ctx, a.Key, settings.Policy)
+}
+
+// Traffic tells what was counted of a running machine's network.
+func (m *Machines) Traffic(ctx context.Context, id string) (lifecycle.Traffic, error) {
+	a, err := m.network.Find(ctx, m.cfg.Containerd.Namespace, id)
+	if err != nil {
+		return lifecycle.Traffic{}, err
+	}
+	counters, err := m.network.Counters(ctx, a.Key)
+	if err != nil {
+		return lifecycle.Traffic{}, err
+	}
+	t := lifecycle.Traffic{TXBytes: counters[bpf.TX].Bytes, RXBytes: counters[bpf.RX].Bytes, Dropped: map[string]uint64{}}
+	for why, n := range counters {
+		if why.Dropped() {
+			t.Dropped[why.String()] = n.Packets
+		}
+	}
+	return t, nil
 }
 
 // everything is what is denied to a sandbox that is to have no internet.

@@ -37,6 +37,7 @@ type request struct {
 	LifecycleID    *string            `json:"lifecycleID"`
 	SandboxID      *string            `json:"sandboxID"`
 	TemplateID     *string            `json:"templateID"`
+	HookToken      *string            `json:"hookToken"`
 }
 
 // Init is POST /init. The first call sets the token; who calls later has it, in the header or in the body, and may give
@@ -83,6 +84,7 @@ func (s *Store) take(req request, token string) error {
 	give(&n.Lifecycle, req.LifecycleID)
 	give(&n.SandboxID, req.SandboxID)
 	give(&n.TemplateID, req.TemplateID)
+	give(&n.HookToken, req.HookToken)
 	if err := s.set(n); err != nil {
 		return err
 	}

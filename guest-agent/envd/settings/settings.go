@@ -13,12 +13,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/cubesandbox/cube/guest-agent/envd/users"
 )
 
 // Settings are a state of it. The maps aren't changed.
 type Settings struct {
 	Token      string            // empty: everybody may do everything
+	HookToken  string            // by which the sandbox's init hook knows the control plane
 	Env        map[string]string // of users, for each process
 	SandboxID  string
 	TemplateID string
@@ -126,7 +129,31 @@ func (s *Store) write(n Settings) error {
 			return err
 		}
 	}
+	if err := s.writeHookToken(n); err != nil {
+		return err
+	}
 	return replace(filepath.Join(s.Dir, file), b, 0o600)
+}
+
+// hookToken is a file that only the default user reads, whose programs serve the hook, and root.
+const hookToken = ".E2B_HOOK_TOKEN"
+
+func (s *Store) writeHookToken(n Settings) error {
+	if n.HookToken == "" {
+		return nil
+	}
+	path := filepath.Join(s.Dir, hookToken)
+	if err := replace(path, []byte(n.HookToken), 0o400); err != nil {
+		return err
+	}
+	u, err := s.Users.Lookup(n.User)
+	if errdefs.IsNotFound(err) { // it is root's then
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return os.Lchown(path, int(u.UID), int(u.GID))
 }
 
 // replace writes a file that is there as a whole or as it was.

@@ -199,7 +199,11 @@ func Stop(ctx context.Context, cfg *config.Config) error {
 		if lerr == nil {
 			lerr = in.client.Stop(ctx)
 		}
-		if lerr != nil {
+		switch {
+		case lerr != nil && isDead(in.client.Socket):
+			_ = os.Remove(in.client.Socket)
+			continue
+		case lerr != nil:
 			err = errors.Join(err, lerr)
 			continue
 		}

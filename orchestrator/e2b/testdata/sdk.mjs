@@ -1,0 +1,150 @@
+// Calls of a published SDK against the API with an engine of the test's: what a user of the SDK is told. Prints a line for each
+// test: "ok NAME", or "not ok NAME" and after a tab why.
+//   node sdk.mjs FILE-OF-THE-SDK API-URL
+import assert from 'node:assert/strict'
+
+const [file, apiUrl] = process.argv.slice(2)
+const { Sandbox, Template, AuthenticationError, InvalidArgumentError, NotFoundError, RateLimitError, SandboxError, SandboxNotFoundError, ALL_TRAFFIC } = await import(file)
+const opts = { apiUrl, apiKey: 'e2b_0123456789abcdef0123456789abcdef01234567' }
+const none = 'inone'
+
+async function test(name, run) {
+  try {
+    await run()
+    console.log(`ok ${name}`)
+  } catch (e) {
+    console.log(`not ok ${name}\t${String(e?.stack ?? e).replaceAll('\n', ' | ')}`)
+    process.exitCode = 1
+  }
+}
+
+// all is what a paginator has.
+async function all(paginator) {
+  const items = []
+  while (paginator.hasNext) items.push(...(await paginator.nextItems()))
+  return items
+}
+
+const network = { allowOut: ['1.1.1.1', '10.0.0.0/8'], denyOut: [ALL_TRAFFIC], allowPublicTraffic: false, maskRequestHost: 'localhost:${PORT}' }
+let box
+
+await test('create: all options', async () => {
+  box = await Sandbox.create('base', {
+    ...opts, metadata: { 'k 1': 'v&2', plain: 'x' }, envs: { X: '1' }, timeoutMs: 1500, secure: true, allowInternetAccess: true,
+    network, lifecycle: { onTimeout: 'pause', autoResume: true },
+  })
+  assert.match(box.sandboxId, /^[a-z0-9]+$/)
+  assert.equal(box.sandboxDomain, 'sandbox.localhost:3002')
+  assert.equal(box.getHost(8080), `8080-${box.sandboxId}.sandbox.localhost:3002`)
+  assert.equal(box.trafficAccessToken, 'traffic-secret')
+})
+
+await test('create: nothing but the default', async () => {
+  const b = await Sandbox.create(opts)
+  assert.equal(b.trafficAccessToken, undefined)
+  const info = await b.getInfo()
+  assert.equal(info.endAt - info.startedAt, 300_000)
+  assert.equal(await b.kill(), true)
+})
+
+await test('info', async () => {
+  const info = await box.getInfo()
+  assert.equal(info.sandboxId, box.sandboxId)
+  assert.deepEqual(info.metadata, { 'k 1': 'v&2', plain: 'x' })
+  assert.equal(info.state, 'running')
+  assert.equal(info.endAt - info.startedAt, 2000)
+  assert.equal(info.cpuCount, 2)
+  assert.equal(info.memoryMB, 1024)
+  assert.equal(info.allowInternetAccess, true)
+  assert.deepEqual(info.network.allowOut, network.allowOut)
+  assert.equal(info.network.allowPublicTraffic, false)
+  assert.deepEqual(info.lifecycle, { autoResume: true, onTimeout: 'pause' })
+})
+
+await test('list: filters and pages', async () => {
+  const boxes = []
+  for (let i = 0; i < 5; i++) boxes.push(await Sandbox.create({ ...opts, metadata: { n: String(i), of: 'list' } }))
+  const ids = boxes.map((b) => b.sandboxId)
+  assert.deepEqual((await all(Sandbox.list({ ...opts, limit: 2, query: { metadata: { of: 'list' } } }))).map((b) => b.sandboxId), ids.toReversed())
+  assert.deepEqual((await all(Sandbox.list({ ...opts, query: { metadata: { 'k 1': 'v&2' } } }))).map((b) => b.sandboxId), [box.sandboxId])
+  assert.deepEqual((await all(Sandbox.list({ ...opts, query: { metadata: { 'k 1': 'v' } } }))).length, 0)
+  await boxes[3].pause()
+  assert.deepEqual((await all(Sandbox.list({ ...opts, limit: 1, query: { state: ['paused'] } }))).map((b) => b.sandboxId), [ids[3]])
+  assert.equal((await all(Sandbox.list({ ...opts, query: { state: ['running', 'paused'], metadata: { of: 'list' } } }))).length, 5)
+  for (const b of boxes) await b.kill()
+})
+
+await test('timeout', async () => {
+  await box.setTimeout(60_000)
+  await assert.rejects(Sandbox.setTimeout(none, 1000, opts), SandboxNotFoundError)
+})
+
+await test('pause and connect', async () => {
+  assert.equal(await box.pause(), true)
+  assert.equal(await box.pause(), false)
+  assert.equal((await box.getInfo()).state, 'paused')
+  const again = await Sandbox.connect(box.sandboxId, { ...opts, timeoutMs: 30_000 })
+  assert.equal(again.sandboxId, box.sandboxId)
+  assert.equal((await box.getInfo()).state, 'running')
+  assert.equal(await box.pause({ keepMemory: false }), true)
+  await box.connect()
+  await assert.rejects(Sandbox.pause(none, opts), SandboxNotFoundError)
+  await assert.rejects(Sandbox.connect(none, opts), SandboxNotFoundError)
+})
+
+await test('network', async () => {
+  await box.updateNetwork({ allowOut: ['8.8.8.8'], denyOut: ['0.0.0.0/0'] })
+  assert.deepEqual((await box.getInfo()).network.allowOut, ['8.8.8.8'])
+  await assert.rejects(box.updateNetwork({ allowOut: ['example.com'], denyOut: [ALL_TRAFFIC] }), /allowOut\[0\]: "example.com" is a domain/)
+})
+
+await test('fork', async () => {
+  const children = await box.fork({ count: 3, timeoutMs: 20_000 })
+  assert.equal(children.length, 3)
+  assert(children[0].sandboxId !== children[1].sandboxId)
+  assert(children[2] instanceof RateLimitError, String(children[2]))
+  for (const c of children.slice(0, 2)) await c.kill()
+  await assert.rejects(Sandbox.fork(none, opts), NotFoundError)
+})
+
+await test('snapshots', async () => {
+  const unnamed = await box.createSnapshot()
+  const named = await box.createSnapshot({ name: 'mine' })
+  assert.equal(named.snapshotId, 'blue/mine:default')
+  assert.deepEqual((await all(box.listSnapshots({ limit: 1 }))).map((s) => s.snapshotId), [named.snapshotId, unnamed.snapshotId])
+  const child = await Sandbox.create(named.snapshotId, opts)
+  await child.kill()
+  assert.equal(await Sandbox.deleteSnapshot(named.snapshotId, opts), true)
+  assert.equal(await Sandbox.deleteSnapshot(named.snapshotId, opts), false)
+  assert.equal(await Sandbox.deleteSnapshot(unnamed.snapshotId, opts), true)
+  await assert.rejects(Sandbox.createSnapshot(none, opts), SandboxNotFoundError)
+})
+
+await test('metrics', async () => {
+  const m = await box.getMetrics()
+  assert.equal(m.length, 3)
+  assert.equal(m[0].memTotal, 1 << 30)
+  assert.equal(m[0].cpuUsedPct, 12.5)
+  await box.getMetrics({ start: new Date(0), end: new Date() })
+})
+
+await test('templates', async () => {
+  assert.equal(await Template.exists('name1', opts), true)
+  assert.equal(await Template.exists('none', opts), false)
+  assert.deepEqual((await Template.getTags('name1', opts)).map((t) => t.tag), ['default'])
+  await assert.rejects(Template.build(Template().fromImage('debian'), 'mine', opts), /501|can't be built/)
+})
+
+await test('errors', async () => {
+  await assert.rejects(Sandbox.create('nope', opts), (e) => e instanceof SandboxError && /404: template 'nope' not found/.test(e.message))
+  await assert.rejects(Sandbox.create({ ...opts, apiKey: 'e2b_00' }), (e) => e instanceof AuthenticationError && /X-API-KEY/.test(e.message))
+  await assert.rejects(Sandbox.create({ ...opts, volumeMounts: { '/mnt': 'v' } }), /400: volumeMounts: /)
+  await assert.rejects(Sandbox.create({ ...opts, mcp: { browserbase: { apiKey: 'x' } } }), /400: mcp: /)
+  await assert.rejects(Sandbox.create({ ...opts, network: { allowOut: ['example.com'], denyOut: [ALL_TRAFFIC] } }), /400: network.allowOut\[0\]: /)
+})
+
+await test('kill', async () => {
+  assert.equal(await box.kill(), true)
+  assert.equal(await Sandbox.kill(box.sandboxId, opts), false)
+  await assert.rejects(box.getInfo(), SandboxNotFoundError)
+})

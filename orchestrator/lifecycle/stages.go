@@ -1,0 +1,52 @@
+package lifecycle
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+)
+
+// A stage is a part of what is done to a sandbox: it is measured, and a span of the request's trace.
+const (
+	stageCreate  = "create" // all of a create, or of a fork's child
+	stageAdmit   = "admit"
+	stageMachine = "machine"
+	stageEnvd    = "envd"
+	stageHook    = "hook"
+	stageStart   = "start"
+	stagePause   = "pause"
+	stageResume  = "resume" // of the machine: envd and the hook are stages of their own
+	stageSave    = "save"
+	stageRewind  = "rollback"
+	stageKill    = "kill"
+)
+
+var tracer = otel.Tracer("github.com/cubesandbox/cube/orchestrator/lifecycle")
+
+func newStages() *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "cube_sandbox_stage_seconds",
+		Help:    "Time that stages of what is done to sandboxes take.",
+		Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+	}, []string{"stage", "result"})
+}
+
+// stage does one.
+func (e *Engine) stage(ctx context.Context, name, id string, do func(context.Context) error) error {
+	ctx, span := tracer.Start(ctx, "sandbox "+name)
+	defer span.End()
+	span.SetAttributes(attribute.String("sandbox.id", id))
+	began, result := time.Now(), "ok"
+	err := do(ctx)
+	if err != nil {
+		result = "failed"
+		span.RecordError(err)
+		span.SetStatus(codes.Error, err.Error())
+	}
+	e.stages.WithLabelValues(name, result).Observe(time.Since(began).Seconds())
+	return err
+}
