@@ -19,7 +19,7 @@ func TestExt4(t *testing.T) {
 	}
 	t.Run("once", onceEach)
 	if os.Getenv("CUBE_TEST_LONG") != "" {
-		t.Run("pause", TestPause)
+		t.Run("pause", func(t *testing.T) { pauses(t, 5) })
 		t.Run("rollback", TestRollback)
 		t.Run("clones", TestCloneEight)
 		t.Run("output", TestOutput)

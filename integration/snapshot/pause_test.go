@@ -55,15 +55,19 @@ func isPaused(t *testing.T, id string) {
 // TestPause: a container is paused to disk and goes on, several times, with each number of it in its log once. All that needs
 // it to run says that it doesn't.
 func TestPause(t *testing.T) {
+	if os.Getenv("CUBE_TEST_LONG") != "" {
+		pauses(t, 50)
+	} else {
+		pauses(t, 5)
+	}
+}
+
+func pauses(t *testing.T, cycles int) {
 	store(t)
 	id := s.ID(t, "paused")
 	cube(t, "run", "-d", "--name", id, stack.Image, "sh", "-c", keeper)
 	t.Cleanup(func() { s.Cube("rm", "-f", id) }) // unless the test has come to that
 	s.Eventually(t, time.Minute, "numbers", func() bool { return gapless(t, id) > 0 })
-	cycles := 5
-	if os.Getenv("CUBE_TEST_LONG") != "" {
-		cycles = 50
-	}
 	for i := range cycles {
 		before := lasts(t, id)
 		pause := time.Now()
@@ -85,7 +89,7 @@ func TestPause(t *testing.T) {
 			t.Errorf("snapshots are left: %s", left)
 		}
 	}
-	if os.Getenv("CUBE_TEST_LONG") != "" {
+	if cycles >= 50 {
 		likeNew(t, id)
 	}
 
