@@ -183,3 +183,6 @@ type LimitError struct {
 func (e *LimitError) Error() string {
 	return fmt.Sprintf("%d %s asked for, but %d to %d are possible here", e.Asked, e.What, e.Min, e.Max)
 }
+
+// InvalidParameter makes it an errdefs.ErrInvalidArgument.
+func (e *LimitError) InvalidParameter() {}

@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	if artefacts := os.Getenv("CUBE_ARTEFACTS"); artefacts != "" {
+		cfg.Artefacts = artefacts
+	}
 	code := m.Run()
 	if shared != nil {
 		shared.end()

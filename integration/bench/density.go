@@ -5,6 +5,10 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/docker/go-units"
+
+	"github.com/cubesandbox/cube/internal/process"
 )
 
 // density measures what idle clones of one container take: of memory by three measures, and of the disk.
@@ -57,22 +61,22 @@ func (b *bench) densityRow(ids []string, before, usedBefore int64) error {
 	if err != nil {
 		return err
 	}
-	var own, pss, shim int
+	var own, pss, shim uint64
 	for _, id := range ids {
-		m, err := rollup(pids[id])
+		m, err := process.MemoryOf(pids[id])
 		if err != nil {
 			return fmt.Errorf("clone %s: %w", id, err)
 		}
-		own += m["Anonymous"]
-		pss += m["Pss"]
+		own += m.Anonymous
+		pss += m.PSS
 	}
 	shims := b.Processes("containerd-shim-cube-v2")
 	for _, p := range shims {
-		m, err := rollup(p.PID)
+		m, err := process.MemoryOf(p.PID)
 		if err != nil {
 			return err
 		}
-		shim += m["Rss"]
+		shim += m.Resident
 	}
 	now, err := available()
 	if err != nil {
@@ -84,7 +88,7 @@ func (b *bench) densityRow(ids []string, before, usedBefore int64) error {
 	}
 	n := float64(len(ids))
 	const kib = 1024.0
-	fmt.Printf("| %d | %.1f | %.1f | %.1f | %.1f | %.2f |\n", len(ids), float64(own)/kib/n, float64(pss)/kib/n, float64(shim)/kib/float64(len(shims)),
+	fmt.Printf("| %d | %.1f | %.1f | %.1f | %.1f | %.2f |\n", len(ids), float64(own)/units.MiB/n, float64(pss)/units.MiB/n, float64(shim)/units.MiB/float64(len(shims)),
 		float64(before-now)/kib/n, float64(used-usedBefore)/kib/kib/n)
 	return nil
 }

@@ -2,11 +2,11 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
+
+	"github.com/docker/go-units"
 
 	"github.com/cubesandbox/cube/integration/stack"
+	"github.com/cubesandbox/cube/internal/process"
 )
 
 // memory measures what idle machines take: one alone, then idle of them.
@@ -34,47 +34,27 @@ func (b *bench) memory(idle int) error {
 }
 
 func (b *bench) memoryRow(n int) error {
-	var private, pss, shim int
+	var private, pss, shim uint64
 	qemus, shims := b.Processes("qemu-system"), b.Processes("containerd-shim-cube-v2")
 	if len(qemus) != n || len(shims) != n {
 		return fmt.Errorf("%d QEMUs and %d shims for %d containers", len(qemus), len(shims), n)
 	}
 	for _, p := range qemus {
-		m, err := rollup(p.PID)
+		m, err := process.MemoryOf(p.PID)
 		if err != nil {
 			return err
 		}
-		private += m["Private_Clean"] + m["Private_Dirty"]
-		pss += m["Pss"]
+		private += m.Private
+		pss += m.PSS
 	}
 	for _, p := range shims {
-		m, err := rollup(p.PID)
+		m, err := process.MemoryOf(p.PID)
 		if err != nil {
 			return err
 		}
-		shim += m["Rss"]
+		shim += m.Resident
 	}
-	each := func(kib int) float64 { return float64(kib) / 1024 / float64(n) }
+	each := func(bytes uint64) float64 { return float64(bytes) / units.MiB / float64(n) }
 	fmt.Printf("| %d | %.1f | %.1f | %.1f |\n", n, each(private), each(pss), each(shim))
 	return nil
-}
-
-// rollup reads /proc/PID/smaps_rollup, in KiB.
-func rollup(pid int) (map[string]int, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return nil, err
-	}
-	m := map[string]int{}
-	for line := range strings.Lines(string(text)) {
-		name, value, ok := strings.Cut(line, ":")
-		f := strings.Fields(value)
-		if !ok || len(f) != 2 || f[1] != "kB" {
-			continue
-		}
-		if m[name], err = strconv.Atoi(f[0]); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
 }

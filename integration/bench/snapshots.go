@@ -15,8 +15,8 @@ import (
 // snapshots measures machines that are saved, and made from what was saved, on a stack of its own: by the cube command, as a
 // user waits for it, and by stages from the shims' logs.
 func snapshots(root string, n, clones int) (err error) {
-	s, err := stack.Start(root)
-	if s != nil { // with an error, too
+	s, err := stack.Start(root, "[vm]\nmax_memory = \"32GiB\"") // which the host needn't have
+	if s != nil {                                               // with an error, too
 		defer func() {
 			if e := s.Stop(); err == nil {
 				err = e

@@ -52,7 +52,11 @@ func connect(t *testing.T) (*containerd.Client, context.Context) {
 	client, err := containerd.New(s.Config.ContainerdSocket())
 	must(t, err)
 	t.Cleanup(func() { client.Close() })
-	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), s.Config.Containerd.Namespace), s.Config.Timeout(3*time.Minute))
+	limit := 3 * time.Minute
+	if os.Getenv("CUBE_TEST_LONG") != "" {
+		limit = 30 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), s.Config.Containerd.Namespace), s.Config.Timeout(limit))
 	t.Cleanup(cancel)
 	return client, ctx
 }

@@ -23,11 +23,19 @@ func cube(t *testing.T, args ...string) string {
 	return strings.TrimSpace(r.Stdout)
 }
 
-// ticks is where a ticker is.
-func ticks(t *testing.T, id string) int {
+// ticks is where a ticker is. Its file is empty while it is written to, and not there at first.
+func ticks(t *testing.T, id string) (n int) {
 	t.Helper()
-	n, err := strconv.Atoi(cube(t, "exec", id, "cat", "/n"))
-	must(t, err)
+	s.Eventually(t, time.Minute, "a number of "+id, func() bool {
+		got := cube(t, "exec", id, "sh", "-c", "cat /n || :")
+		if got == "" {
+			return false
+		}
+		var err error
+		n, err = strconv.Atoi(got)
+		must(t, err)
+		return true
+	})
 	return n
 }
 

@@ -12,15 +12,20 @@ import (
 	"github.com/cubesandbox/cube/vmm/artefact"
 )
 
-// ownStack is a stack for the test alone, with artefacts that are its own.
-func ownStack(t *testing.T) {
+// ownArtefacts has the stack that the test starts use artefacts that are its own.
+func ownArtefacts(t *testing.T) {
 	t.Helper()
-	root, err := stack.Repository()
-	must(t, err)
 	artefacts := filepath.Join(t.TempDir(), "artefacts")
 	must(t, exec.Command("cp", "-a", s.Config.Artefacts, artefacts).Run())
 	t.Setenv("CUBE_ARTEFACTS", artefacts)
-	own, err := stack.Start(root)
+}
+
+// ownStack starts a stack for the test alone, which s is until the test's end.
+func ownStack(t *testing.T, start func(root string) (*stack.Stack, error)) {
+	t.Helper()
+	root, err := stack.Repository()
+	must(t, err)
+	own, err := start(root)
 	if own != nil {
 		shared := s
 		t.Cleanup(func() {
@@ -54,7 +59,8 @@ func TestUpgrade(t *testing.T) {
 	if os.Getenv("CUBE_TEST_LONG") == "" {
 		t.Skip("it takes a minute and a stack of its own: CUBE_TEST_LONG=1 runs it")
 	}
-	ownStack(t)
+	ownArtefacts(t)
+	ownStack(t, func(root string) (*stack.Stack, error) { return stack.Start(root) })
 	st := store(t)
 	id := s.ID(t, "old")
 	cube(t, "run", "-d", "--name", id, stack.Image, "sh", "-c", keeper)

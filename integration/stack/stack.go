@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/mount"
+
 	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/internal/config"
 )
@@ -35,8 +37,9 @@ type Stack struct {
 	// Host is where it runs.
 	Host *testhost.Host
 
-	file string
-	root string
+	file  string
+	root  string
+	store string // what the test itself has mounted for the store
 }
 
 // Main is a TestMain: it starts one stack with the demo image for all tests of a package, runs them, takes the stack
@@ -109,6 +112,33 @@ func Repository() (string, error) {
 // Start makes and starts a stack. root is the directory that holds bin/. On error the returned stack, if any, still
 // has logs to show and must be stopped. extra is appended to the configuration file.
 func Start(root string, extra ...string) (*Stack, error) {
+	return start(root, storeSize, nil, extra...)
+}
+
+// StartOnExt4 is Start with a store where files can't share blocks: whatever is a clone elsewhere is a sparse copy.
+func StartOnExt4(root string) (*Stack, error) { return start(root, "0", (*Stack).mountExt4) }
+
+// storeSize is the size of the store, whichever it is.
+const storeSize = "6GiB"
+
+// mountExt4 has the store on an ext4 of its own, in a sparse file.
+func (s *Stack) mountExt4() error {
+	image, dir := filepath.Join(s.Dir, "store.ext4"), s.Config.StoreDir()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", image, strings.TrimSuffix(storeSize, "iB")).CombinedOutput(); err != nil {
+		return fmt.Errorf("make %s: %w: %s", image, err, out)
+	}
+	if err := (&mount.Mount{Type: "ext4", Source: image, Options: []string{"loop"}}).Mount(dir); err != nil {
+		return fmt.Errorf("mount %s: %w", image, err)
+	}
+	s.store = dir
+	return nil
+}
+
+// start starts a stack whose store is mounted by the given function, or made by Cube of that size.
+func start(root, size string, mountStore func(*Stack) error, extra ...string) (*Stack, error) {
 	if os.Getuid() != 0 {
 		return nil, errors.New("the tests need root: use sudo")
 	}
@@ -130,13 +160,16 @@ bin_dir = %q
 artefacts = %q
 log_level = "debug"
 [store]
-size = "6GiB"
+size = %q
 disk_size = "4GiB"
 [network]
 dns_upstreams = [%q]
-`, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts, testhost.Resolver)}, extra...), "\n")
+`, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts, size, testhost.Resolver)}, extra...), "\n")
 	if err = os.WriteFile(s.file, []byte(text), 0o600); err == nil {
 		s.Config, err = config.Load(s.file)
+	}
+	if err == nil && mountStore != nil {
+		err = mountStore(s)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Host.Close(), os.RemoveAll(dir))
@@ -175,6 +208,9 @@ func (s *Stack) Stop() error {
 	var errs []error
 	if r := s.Cube("down", "--purge"); r.Err != nil {
 		errs = append(errs, fmt.Errorf("cube down --purge: %w", r.Err))
+	}
+	if s.store != "" {
+		errs = append(errs, mount.UnmountAll(s.store, 0))
 	}
 	// A loop device goes with its last user; other tests' mount namespaces may have copied the mount for a moment.
 	leaks := s.Leaks()

@@ -263,6 +263,11 @@ func (c *Config) ContainerdSocket() string {
 	return filepath.Join(c.RunDir, "containerd.sock")
 }
 
+// BundleDir is where the private containerd has the bundles of tasks, by namespace and id. It is below its state directory.
+func (c *Config) BundleDir() string {
+	return filepath.Join(c.RunDir, "containerd", "io.containerd.runtime.v2.task")
+}
+
 // SnapshotterSocket is where the proxy snapshotter listens.
 func (c *Config) SnapshotterSocket() string { return filepath.Join(c.RunDir, "snapshotter.sock") }
 

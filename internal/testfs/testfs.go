@@ -135,3 +135,29 @@ func PowerCut(t testing.TB, dir string) {
 		t.Fatalf("mount %s again: %v", img, err)
 	}
 }
+
+// Fill leaves no space in dir's file system, not even for a directory.
+func Fill(t testing.TB, dir string) {
+	t.Helper()
+	var st unix.Statfs_t
+	f, err := os.Create(filepath.Join(dir, "ballast"))
+	if err == nil {
+		defer f.Close()
+		err = unix.Statfs(dir, &st)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, step := int64(0), int64(st.Bavail)*st.Bsize
+	for ; step >= st.Bsize; step /= 2 {
+		for unix.Fallocate(int(f.Fd()), 0, size, step) == nil {
+			size += step
+		}
+	}
+	for err == nil {
+		_, err = os.MkdirTemp(dir, "ballast")
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}

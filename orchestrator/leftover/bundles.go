@@ -17,20 +17,15 @@ import (
 	shimrecord "github.com/cubesandbox/cube/shim/record"
 )
 
-const (
-	// shimBinary is the shim's name as a program.
-	shimBinary = "containerd-shim-cube-v2"
-	// taskPlugin is the directory of all bundles in containerd's root and state directories.
-	taskPlugin = "io.containerd.runtime.v2.task"
-)
+// shimBinary is the shim's name as a program.
+const shimBinary = "containerd-shim-cube-v2"
 
 // bundles finds what the private containerd has left of tasks that it doesn't have any more: their ids can't be used again.
 func bundles(ctx context.Context, s *search) ([]Leftover, error) {
 	if s.cfg.Containerd.Address != "" {
 		return nil, nil // where an existing one keeps them is its own business
 	}
-	root := filepath.Join(stack.ContainerdState(s.cfg), taskPlugin)
-	dirs, _ := filepath.Glob(filepath.Join(root, "*", "*")) // the pattern is well-formed
+	dirs, _ := filepath.Glob(filepath.Join(s.cfg.BundleDir(), "*", "*")) // the pattern is well-formed
 	var found []Leftover
 	var errs []error
 	for _, dir := range dirs {
@@ -93,5 +88,5 @@ func removeBundle(ctx context.Context, s *search, ref sandbox.Ref, dir string) e
 	if err := stack.UnmountBelow(dir); err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(dir), os.RemoveAll(filepath.Join(s.cfg.StateDir, "containerd", taskPlugin, ref.Namespace, ref.ID)))
+	return errors.Join(os.RemoveAll(dir), os.RemoveAll(filepath.Join(s.cfg.StateDir, "containerd", filepath.Base(s.cfg.BundleDir()), ref.Namespace, ref.ID)))
 }

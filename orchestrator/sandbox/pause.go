@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
@@ -56,18 +55,6 @@ func (c *Client) Pause(ctx context.Context, id string) error {
 	defer cancel()
 	if err := c.endTask(ctx, ctr); err != nil {
 		return fmt.Errorf("container %s is paused, but: %w", id, err)
-	}
-	return nil
-}
-
-// endTask deletes the container's task, whatever state it is in, if there is one.
-func (c *Client) endTask(ctx context.Context, ctr client.Container) error {
-	task, err := ctr.Task(ctx, nil)
-	if err == nil {
-		_, err = task.Delete(ctx, client.WithProcessKill)
-	}
-	if err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("delete the task of container %s: %w", ctr.ID(), err)
 	}
 	return nil
 }
@@ -157,6 +144,9 @@ func (c *Client) goOn(ctx context.Context, ctr client.Container, checkpoint stri
 	if err := c.endTask(ctx, ctr); err != nil { // of a pause or a resume that was cut short
 		return "", err
 	}
+	if err := c.unbundled(ctx, ctr.ID()); err != nil {
+		return "", err
+	}
 	if err := os.MkdirAll(filepath.Dir(LogPath(c.cfg, ctr.ID())), 0o700); err != nil {
 		return "", fmt.Errorf("make the log directory: %w", err)
 	}
@@ -176,8 +166,6 @@ func (c *Client) goOn(ctx context.Context, ctr client.Container, checkpoint stri
 	task, err := ctr.NewTask(tctx, creator, client.WithRestoreImagePath(checkpoint))
 	if err == nil {
 		err = context.Cause(ctx)
-	} else if strings.Contains(err.Error(), "file exists") { // the directory of the task's bundle; containerd gives it no class
-		err = errdefs.ErrUnavailable.WithMessage("containerd is still ending what was left of an attempt that was cut short: try again")
 	}
 	if err == nil {
 		err = task.Start(tctx)
@@ -192,61 +180,20 @@ func (c *Client) goOn(ctx context.Context, ctr client.Container, checkpoint stri
 	return stats.Cold, nil
 }
 
-// forget removes what a container was paused with, if it was. It is locked.
-func (c *Client) forget(paused saved.Paused) error {
-	cp, err := paused.Checkpoint()
-	if errdefs.IsNotFound(err) {
-		return nil
+// unbundled refuses a container without a task whose bundle is still there: containerd can't make another one, and has no
+// class for that error.
+func (c *Client) unbundled(ctx context.Context, id string) error {
+	if c.cfg.Containerd.Address != "" {
+		return nil // where an existing containerd has them is its own business
 	}
-	// Of one that can't be read nothing is known, but it goes, too; then nothing names its snapshot.
-	if err := paused.Forget(); err != nil || cp.Snapshot == "" {
-		return err
-	}
-	return deleteSnapshot(c.cfg, cp.Snapshot)
-}
-
-// SettlePaused removes what containers were paused with that are no more, as somebody has removed them in containerd, and of
-// those that run again, as whoever resumed them has died.
-func (c *Client) SettlePaused(ctx context.Context) error {
-	spaces, err := os.ReadDir(c.cfg.PausedDir())
+	ns, _ := namespaces.Namespace(ctx)
+	_, err := os.Lstat(filepath.Join(c.cfg.BundleDir(), ns, id))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	errs := []error{err}
-	for _, ns := range spaces {
-		nctx := namespaces.WithNamespace(ctx, ns.Name())
-		dirs, err := os.ReadDir(filepath.Join(c.cfg.PausedDir(), ns.Name()))
-		errs = append(errs, err)
-		for _, d := range dirs {
-			errs = append(errs, c.settlePaused(nctx, d.Name()))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (c *Client) settlePaused(ctx context.Context, id string) error {
-	paused := c.paused(ctx, id)
-	unlock, locked, err := paused.TryLock()
-	if err != nil || !locked {
-		return err // somebody is at it
-	}
-	defer unlock()
-	ctr, err := c.ctrd.LoadContainer(ctx, id)
-	if errdefs.IsNotFound(err) {
-		return c.forget(paused)
-	}
 	if err != nil {
-		return err
+		return fmt.Errorf("look for what is left of container %s: %w", id, err)
 	}
-	cp, err := paused.Checkpoint()
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if _, runs, err := c.resumed(ctx, ctr, cp.Snapshot); err != nil || !runs {
-		return err
-	}
-	return errors.Join(paused.End(cp.Snapshot), deleteSnapshot(c.cfg, cp.Snapshot))
+	return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf(
+		"containerd is still ending what was left of container %s by an attempt that was cut short: try again; `cube doctor` tells of what stays", id))
 }

@@ -24,20 +24,88 @@ func (c *Client) Remove(ctx context.Context, id string, force bool) error {
 	if err != nil {
 		return err
 	}
+	if force {
+		return c.remove(ctx, ctr, nil)
+	}
+	if err := c.idle(ctx, ctr); err != nil {
+		return err
+	}
+	return c.removeIf(ctx, ctr, func() error { return c.idle(ctx, ctr) }) // it may have been resumed
+}
+
+// idle refuses a container whose task runs.
+func (c *Client) idle(ctx context.Context, ctr client.Container) error {
 	task, err := ctr.Task(ctx, nil)
-	if err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("look up the task of container %s: %w", id, err)
-	}
-	if err == nil && !force {
-		st, err := task.Status(ctx)
-		if err == nil && (st.Status == client.Running || st.Status == client.Paused || st.Status == client.Pausing) {
-			return fmt.Errorf("container %s is %s: stop it first, or use -f", id, st.Status)
-		}
-	}
 	if errdefs.IsNotFound(err) {
-		task = nil
+		return nil
 	}
-	return c.remove(ctx, ctr, task)
+	if err != nil {
+		return fmt.Errorf("look up the task of container %s: %w", ctr.ID(), err)
+	}
+	st, err := task.Status(ctx)
+	if err == nil && (st.Status == client.Running || st.Status == client.Paused || st.Status == client.Pausing) {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s is %s: stop it first, or use -f", ctr.ID(), st.Status))
+	}
+	return nil // of one that can't tell, what is left is deleted
+}
+
+// remove kills and deletes the container's task, if any, and deletes the container with its disk and log. task may be
+// nil: it is looked up then.
+func (c *Client) remove(ctx context.Context, ctr client.Container, task client.Task) error {
+	end := func() error { return c.endTask(ctx, ctr) }
+	if task != nil {
+		end = func() error { return deleteTask(ctx, task) } // it has the client's ends of the stdio
+	}
+	if err := end(); err != nil { // a pause or a resume that is under way, and has the lock, is called off by this
+		return err
+	}
+	return c.removeIf(ctx, ctr, func() error { return nil })
+}
+
+// removeIf is remove for a container that nobody pauses or resumes meanwhile, if may has no objection then. It needs no space.
+func (c *Client) removeIf(ctx context.Context, ctr client.Container, may func() error) error {
+	paused := c.paused(ctx, ctr.ID())
+	unlock, _, err := paused.LockExisting(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := may(); err != nil {
+		return err
+	}
+	if err := c.endTask(ctx, ctr); err != nil {
+		return err
+	}
+	if err := c.forget(paused); err != nil {
+		return err
+	}
+	if err := ctr.Delete(ctx, client.WithSnapshotCleanup); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("delete container %s: %w", ctr.ID(), err)
+	}
+	if err := removeLog(LogPath(c.cfg, ctr.ID())); err != nil {
+		return fmt.Errorf("delete the log of container %s: %w", ctr.ID(), err)
+	}
+	return nil
+}
+
+// endTask deletes the container's task, whatever state it is in, if there is one.
+func (c *Client) endTask(ctx context.Context, ctr client.Container) error {
+	task, err := ctr.Task(ctx, nil)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look up the task of container %s: %w", ctr.ID(), err)
+	}
+	return deleteTask(ctx, task)
+}
+
+// deleteTask kills what runs of a task and deletes it, if it is still there.
+func deleteTask(ctx context.Context, task client.Task) error {
+	if _, err := task.Delete(ctx, client.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("delete the task of container %s: %w", task.ID(), err)
+	}
+	return nil
 }
 
 // Stop ends a container: its stop signal, and SIGKILL after grace. It is nothing to do for a container that doesn't run.

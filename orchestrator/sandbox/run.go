@@ -136,39 +136,6 @@ func (c *Client) create(ctx context.Context, u *undo.Stack, s Spec, creator cio.
 	return created{ctr: ctr, task: task}, nil
 }
 
-// remove kills and deletes the container's task, if any, and deletes the container with its disk and log. task may be
-// nil: it is looked up then.
-func (c *Client) remove(ctx context.Context, ctr client.Container, task client.Task) error {
-	paused := c.paused(ctx, ctr.ID())
-	unlock, err := paused.Lock(ctx) // nobody resumes it meanwhile
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if task == nil {
-		t, err := ctr.Task(ctx, nil)
-		if err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("look up the task of container %s: %w", ctr.ID(), err)
-		}
-		task = t
-	}
-	if task != nil {
-		if _, err := task.Delete(ctx, client.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("delete the task of container %s: %w", ctr.ID(), err)
-		}
-	}
-	if err := c.forget(paused); err != nil {
-		return err
-	}
-	if err := ctr.Delete(ctx, client.WithSnapshotCleanup); err != nil && !errdefs.IsNotFound(err) {
-		return fmt.Errorf("delete container %s: %w", ctr.ID(), err)
-	}
-	if err := removeLog(LogPath(c.cfg, ctr.ID())); err != nil {
-		return fmt.Errorf("delete the log of container %s: %w", ctr.ID(), err)
-	}
-	return nil
-}
-
 // attend starts a process and stays with it until it has ended: it passes signals, the terminal's size and the end of
 // stdin on. The output has been written when it returns.
 func (c *Client) attend(ctx context.Context, term *terminal, p client.Process) (int, error) {

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+
 	"github.com/cubesandbox/cube/shim/api"
 	"github.com/cubesandbox/cube/shim/saved"
 	"github.com/cubesandbox/cube/shim/snapshots"
@@ -26,9 +28,10 @@ func (c *Client) save(ctx context.Context, id, name string, purpose saved.Purpos
 	return shim.Save(ctx, name, purpose)
 }
 
-// stats asks the shim of a container.
+// stats asks the shim of a container, in the context's namespace.
 func (c *Client) stats(ctx context.Context, id string) (*api.StatsResponse, error) {
-	shim, err := snapshots.Dial(ctx, c.cfg, c.cfg.Containerd.Namespace, id)
+	ns, _ := namespaces.Namespace(ctx)
+	shim, err := snapshots.Dial(ctx, c.cfg, ns, id)
 	if err != nil {
 		return nil, err
 	}

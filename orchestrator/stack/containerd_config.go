@@ -109,7 +109,7 @@ func marshal(t table) ([]byte, error) {
 func containerdRoot(cfg *config.Config) string { return filepath.Join(cfg.StateDir, "containerd") }
 
 // ContainerdState is the private containerd's state directory: its bundles are below it.
-func ContainerdState(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "containerd") }
+func ContainerdState(cfg *config.Config) string { return filepath.Dir(cfg.BundleDir()) }
 
 // containerdConfigPath is the private containerd's configuration file. Its path on a command line is how that
 // containerd is recognised.

@@ -214,7 +214,7 @@ func (d *downer) clearContainerd(ctx context.Context) error {
 
 // hasBundles says whether the private containerd has left tasks.
 func hasBundles(cfg *config.Config) bool {
-	found, _ := filepath.Glob(filepath.Join(ContainerdState(cfg), "io.containerd.runtime.v2.task", "*", "*"))
+	found, _ := filepath.Glob(filepath.Join(cfg.BundleDir(), "*", "*"))
 	return len(found) > 0
 }
 

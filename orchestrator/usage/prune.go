@@ -51,8 +51,14 @@ type candidate struct {
 func Prune(ctx context.Context, cfg *config.Config, o Options) (Freed, error) {
 	freed := Freed{Items: []Removed{}} // an empty list is one, in JSON too
 	p := &plan{cfg: cfg, freed: &freed}
-	err := p.find(ctx, 0)
-	errs := []error{err}
+	c, err := sandbox.Connect(ctx, cfg)
+	if err != nil {
+		freed.Notes = append(freed.Notes, "layers and paused containers weren't looked at: "+err.Error())
+	} else {
+		defer c.Close()
+		p.ctrd = c
+	}
+	errs := []error{p.find(ctx, 0)}
 	for _, c := range p.candidates {
 		gone := o.DryRun
 		if !gone {
@@ -63,16 +69,15 @@ func Prune(ctx context.Context, cfg *config.Config, o Options) (Freed, error) {
 			freed.Items = append(freed.Items, c.Removed)
 		}
 	}
-	unused, err := pruneLayers(ctx, cfg, o.DryRun)
-	freed.Items = append(freed.Items, unused...)
-	if errdefs.IsUnavailable(err) {
-		freed.Notes = append(freed.Notes, err.Error())
-		err = nil
+	if p.ctrd != nil {
+		unused, err := pruneLayers(ctx, p.ctrd, o.DryRun)
+		freed.Items = append(freed.Items, unused...)
+		errs = append(errs, err)
 	}
-	return freed, errors.Join(append(errs, err)...)
+	return freed, errors.Join(errs...)
 }
 
-// Tidy is Prune for a stack that starts: it leaves layers to containerd, and of unneeded artefacts the last that were used, to
+// Tidy is Prune for a stack that starts: it leaves layers to containerd and paused containers to who has it, and of unneeded artefacts the last that were used, to
 // which a set-up may go back.
 func Tidy(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	p := &plan{cfg: cfg, freed: &Freed{}}
@@ -96,6 +101,7 @@ const spareArtefacts = 2
 // plan is what may go.
 type plan struct {
 	cfg        *config.Config
+	ctrd       *sandbox.Client // nil: what only containerd knows isn't looked at
 	freed      *Freed
 	tally      *tally
 	candidates []candidate
@@ -107,7 +113,8 @@ func (p *plan) find(ctx context.Context, spare int) (err error) {
 	if p.tally, err = account(ctx, p.cfg); err != nil {
 		return err
 	}
-	return errors.Join(p.findHalfMade(), p.findDisks(), p.findSnapshots(ctx), p.findBases(), p.findArtefacts(spare))
+	p.doomed = map[string]bool{}
+	return errors.Join(p.findHalfMade(), p.findDisks(), p.findPaused(ctx), p.findSnapshots(ctx), p.findBases(), p.findArtefacts(spare))
 }
 
 func (p *plan) add(kind, name, why string, bytes int64, remove func(context.Context) (bool, error)) {
@@ -142,7 +149,6 @@ func (p *plan) addHalfMade(kind string, dirs []string, remove func() error) {
 }
 
 func (p *plan) findSnapshots(ctx context.Context) error {
-	p.doomed = map[string]bool{}
 	all, err := snapshot.New(p.cfg, slog.New(slog.DiscardHandler)).List()
 	if err != nil {
 		return err
@@ -164,6 +170,23 @@ func (p *plan) findSnapshots(ctx context.Context) error {
 		})
 	}
 	return nil
+}
+
+// findPaused finds what containers were paused with that have no use for it any more.
+func (p *plan) findPaused(ctx context.Context) error {
+	if p.ctrd == nil {
+		return nil
+	}
+	spent, err := p.ctrd.SpentPaused(ctx)
+	for _, s := range spent {
+		var bytes int64
+		if s.Snapshot != "" {
+			p.doomed[s.Snapshot] = true
+			bytes = p.tally.ownOf(filepath.Join(p.cfg.SnapshotDir(), s.Snapshot))
+		}
+		p.add("paused", s.Ref.String(), s.Why, bytes, func(ctx context.Context) (bool, error) { return p.ctrd.Settle(ctx, s.Ref) })
+	}
+	return err
 }
 
 // removeSnapshot removes one that is forsaken; of one that clones were being made of, those that aren't whole, too.
@@ -227,12 +250,7 @@ func (p *plan) findArtefacts(spare int) error {
 }
 
 // pruneLayers has containerd remove what it needs no more, and tells which layers these were.
-func pruneLayers(ctx context.Context, cfg *config.Config, dryRun bool) ([]Removed, error) {
-	c, err := sandbox.Connect(ctx, cfg)
-	if err != nil {
-		return nil, errdefs.ErrUnavailable.WithMessage("layers weren't looked at: " + err.Error())
-	}
-	defer c.Close()
+func pruneLayers(ctx context.Context, c *sandbox.Client, dryRun bool) ([]Removed, error) {
 	unused, err := c.UnusedLayers(ctx)
 	if err != nil {
 		return nil, err

@@ -105,7 +105,7 @@ func lingering(cfg *config.Config) ([]Lingering, error) {
 		files := map[uint64]int64{} // by inode
 		for _, user := range all[id] {
 			l.Users = append(l.Users, user.Name)
-			deletedFiles(user.PID, filepath.Join(string(filepath.Separator), id), files)
+			deletedFiles(user.PID, id, files)
 		}
 		for _, n := range files {
 			l.Bytes += n
@@ -115,22 +115,17 @@ func lingering(cfg *config.Config) ([]Lingering, error) {
 	return list, nil
 }
 
-// deletedFiles adds what a process has open of files without a name that were in a directory of that name.
-func deletedFiles(pid int, dir string, files map[uint64]int64) {
+// deletedFiles adds what a process has open of a deleted snapshot's files.
+func deletedFiles(pid int, id string, files map[uint64]int64) {
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid)) // none of a process that is gone
 	for _, fd := range fds {
 		to, err := os.Readlink(fd)
 		var st unix.Stat_t
-		if err != nil || !isIn(to, dir) || unix.Stat(fd, &st) != nil || st.Nlink > 0 {
+		if err != nil || !snapshot.DeletedAs(filepath.Base(filepath.Dir(to)), id) || unix.Stat(fd, &st) != nil || st.Nlink > 0 {
 			continue
 		}
 		files[st.Ino] = st.Blocks * blockUnit
 	}
-}
-
-func isIn(path, dir string) bool {
-	at := filepath.Dir(path)
-	return len(at) > len(dir) && at[len(at)-len(dir):] == dir
 }
 
 // blockUnit is what st_blocks counts in, in bytes; see stat(2).

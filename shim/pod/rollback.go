@@ -303,7 +303,7 @@ func (r *rollback) wake(ctx context.Context) error {
 			return r.next.vm.explain(err)
 		}
 	}
-	return nil
+	return r.sweep()
 }
 
 // swap makes the other machine the pod's, unless one of them, or a container, has come to its end by now.

@@ -191,6 +191,8 @@ func (p *Pod) capture(v *vm) (*saved.Pod, error) {
 		}
 		if sc != nil {
 			s.Containers = append(s.Containers, *sc)
+		} else {
+			s.Ended = append(s.Ended, saved.Ended{Guest: c.guestID, Disks: c.disks})
 		}
 	}
 	return s, nil

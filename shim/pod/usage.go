@@ -6,10 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	hostprocess "github.com/cubesandbox/cube/internal/process"
 )
 
 // Usage is what a pod's machine is of, and what it takes of the host.
@@ -29,39 +29,15 @@ func (p *Pod) Usage() (Usage, error) {
 		return Usage{}, err
 	}
 	u := Usage{PID: v.PID(), Snapshot: v.made.snapshot, Cold: v.made.cold}
-	if u.Private, u.PSS, err = memoryOf(u.PID); err != nil {
+	memory, err := hostprocess.MemoryOf(u.PID)
+	if err != nil {
 		return u, v.explain(fmt.Errorf("measure the virtual machine's memory: %w", err))
 	}
+	u.Private, u.PSS = memory.Private, memory.PSS
 	if u.Disk, err = occupied(v.made.state.DiskDir); err != nil {
 		return u, fmt.Errorf("measure the virtual machine's disks: %w", err)
 	}
 	return u, nil
-}
-
-// memoryOf reads smaps_rollup (proc_pid_smaps(5)).
-func memoryOf(pid int) (private, pss uint64, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0, 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		name, value, _ := strings.Cut(line, ":")
-		kib, ok := strings.CutSuffix(strings.TrimSpace(value), " kB")
-		if !ok {
-			continue
-		}
-		n, err := strconv.ParseUint(strings.TrimSpace(kib), 10, 64)
-		if err != nil {
-			return 0, 0, err
-		}
-		switch name {
-		case "Private_Clean", "Private_Dirty":
-			private += n << 10
-		case "Pss":
-			pss = n << 10
-		}
-	}
-	return private, pss, nil
 }
 
 // occupied is what the files in a directory occupy; "" has none.

@@ -26,6 +26,7 @@ type Checkpoint struct {
 
 const (
 	checkpointFile = "cube-checkpoint.json"
+	unfinished     = ".new" // behind its name as long as it is being written
 	maxCheckpoint  = 4 << 10
 )
 
@@ -40,10 +41,10 @@ func (c Checkpoint) Write(dir string) error {
 		return fmt.Errorf("write the checkpoint: %w", err)
 	}
 	path := filepath.Join(dir, checkpointFile)
-	if err := writeSynced(path+".new", b); err != nil {
+	if err := writeSynced(path+unfinished, b); err != nil {
 		return fmt.Errorf("write the checkpoint: %w", err)
 	}
-	err = os.Rename(path+".new", path)
+	err = os.Rename(path+unfinished, path)
 	if err == nil {
 		err = syncDir(dir)
 	}

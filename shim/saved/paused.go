@@ -52,20 +52,39 @@ func (p Paused) Write(c Checkpoint) error {
 // Lock makes the directory, if need be, and keeps others from pausing the container, having it go on or removing it.
 func (p Paused) Lock(ctx context.Context) (unlock func(), err error) {
 	for {
-		if err := os.MkdirAll(string(p), 0o700); err != nil {
+		err := os.MkdirAll(string(p), 0o700)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("make the directory of a paused container: %w", err)
 		}
-		release, err := flock.LockDir(ctx, string(p), false)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // somebody has unlocked it meanwhile
+		unlock, there, err := p.LockExisting(ctx)
+		if there || err != nil {
+			return unlock, err
 		}
-		if err != nil {
-			return nil, fmt.Errorf("container %s is being paused or resumed: %w", filepath.Base(string(p)), err)
+		// Somebody has unlocked it meanwhile.
+	}
+}
+
+// LockExisting is Lock for who has nothing to write there: it makes nothing, so it needs no space. there is false, and nothing
+// is locked, for a container that has no directory: it isn't paused, and nobody has begun to pause it or to have it go on.
+func (p Paused) LockExisting(ctx context.Context) (unlock func(), there bool, err error) {
+	release, err := flock.LockDir(ctx, string(p), false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return func() {}, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("container %s is being paused or resumed: %w", filepath.Base(string(p)), err)
+	}
+	return p.unlock(release), true, nil
+}
+
+// unlock leaves no directory behind that has no checkpoint.
+func (p Paused) unlock(release func()) func() {
+	return func() {
+		_ = os.Remove(filepath.Join(string(p), checkpointFile) + unfinished) // of a pause that was killed
+		if os.Remove(string(p)) == nil {
+			_ = os.Remove(filepath.Dir(string(p))) // nor has any other container of the namespace a directory
 		}
-		return func() {
-			_ = os.Remove(string(p)) // unless it has a checkpoint
-			release()
-		}, nil
+		release()
 	}
 }
 
@@ -80,10 +99,7 @@ func (p Paused) TryLock() (unlock func(), locked bool, err error) {
 	case err != nil:
 		return nil, false, err
 	}
-	return func() {
-		_ = os.Remove(string(p))
-		release()
-	}, true, nil
+	return p.unlock(release), true, nil
 }
 
 // End removes the checkpoint, if it names that snapshot: the container runs, or is to be removed. Idempotent.

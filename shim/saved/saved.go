@@ -39,6 +39,14 @@ type Pod struct {
 	Event uint64 `json:"event"`
 	// Containers are those that ran, or were paused.
 	Containers []Container `json:"containers"`
+	// Ended are those that had ended, but that the guest still has, with their disks.
+	Ended []Ended `json:"ended,omitempty"`
+}
+
+// Ended is a container that has ended, and that nobody has deleted.
+type Ended struct {
+	Guest string   `json:"guest"` // its id in the guest
+	Disks []string `json:"disks"`
 }
 
 // Container is one of them.

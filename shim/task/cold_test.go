@@ -1,12 +1,119 @@
 package task
 
 import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/shim/record"
+	"github.com/cubesandbox/cube/shim/saved"
+	"github.com/cubesandbox/cube/vmm"
 )
+
+// pausedToDisk is a container that counts, paused to disk and deleted, and what it goes on from.
+func (h *harness) pausedToDisk() saved.Paused {
+	h.Helper()
+	h.spec("tally")
+	c := h.teller(h.Service, cid, "").begin()
+	c.counts("1")
+	h.must(h.pod.PauseToDisk(h.Context(), cid))
+	h.must(second(h.delete("")))
+	cfg, err := config.Load("")
+	h.must(err)
+	return saved.PausedOf(cfg, "testing", cid)
+}
+
+// resumed is another pod of the same container.
+func (h *harness) resumed() *teller {
+	h.Helper()
+	dir := record.Pod(filepath.Join(h.runDir, "pods", "resumed"))
+	h.must(os.MkdirAll(string(dir), 0o700))
+	return &teller{harness: h, Service: h.serve(cid, dir, nowhere{}), id: cid}
+}
+
+// TestColdStart: a paused container whose machine can't be restored here begins anew with a copy of the disk that it had, and
+// says why; its checkpoint is whole as long as nobody ends it.
+func TestColdStart(t *testing.T) {
+	h := newHarness(t)
+	h.launcher.RootImage = bytes.Repeat([]byte("disk"), 1<<10)
+	paused := h.pausedToDisk()
+	var disk []byte
+	h.launcher.Disks = func(d vmm.Disk) (err error) {
+		if _, err := d.File.WriteAt([]byte("DISK"), 0); err != nil { // it is the container's own
+			return err
+		}
+		disk, err = io.ReadAll(io.NewSectionReader(d.File, 0, 1<<20))
+		return err
+	}
+	h.launcher.Unfit = errdefs.ErrFailedPrecondition.WithMessage("its QEMU is gone")
+	c := h.resumed()
+	for range 2 { // another time from the same checkpoint
+		h.must(c.try(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = string(paused) }))
+		c.begin()
+		c.counts("1")
+		if want := append([]byte("DISK"), h.launcher.RootImage[4:]...); !bytes.Equal(disk, want) {
+			t.Errorf("the root has %d bytes: %.20q", len(disk), disk)
+		}
+		m := h.launcher.Last()
+		if calls := m.Guest.Calls(); m.Snapshot != "" || !slices.Contains(calls, "/cube.agent.v1.Agent/CreateContainer") {
+			t.Errorf("of snapshot %q, calls %q", m.Snapshot, calls)
+		}
+		cp, err := paused.Checkpoint()
+		h.must(err)
+		u, err := c.pod.Usage()
+		if err != nil || u.Cold != "its QEMU is gone" || u.Snapshot != cp.Snapshot {
+			t.Errorf("usage %+v, %v", u, err)
+		}
+		c.end()
+	}
+}
+
+// TestNoColdStart: what can't come back even from its disk stays paused, and says why in a line.
+func TestNoColdStart(t *testing.T) {
+	h := newHarness(t)
+	paused := h.pausedToDisk() // its machine has no disk that is kept
+	gone := errdefs.ErrFailedPrecondition.WithMessage("its QEMU is gone")
+	for _, c := range []struct {
+		what, want string
+		unfit      error
+		is         func(error) bool
+	}{
+		{"no disk", "its snapshot has no writable root", gone, errdefs.IsFailedPrecondition},
+		// It would ask for as much again: there is nothing to lose its memory for.
+		{"too large a machine", "512 MiB of memory asked for, but 64 to 256 are possible here", &vmm.LimitError{What: "MiB of memory", Asked: 512, Min: 64, Max: 256}, errdefs.IsInvalidArgument},
+	} {
+		before := len(h.launcher.All())
+		h.launcher.Unfit = c.unfit
+		err := h.resumed().try(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = string(paused) })
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", c.what, err)
+		}
+		if !c.is(errgrpc.ToNative(err)) {
+			t.Errorf("%s: class of %v", c.what, err)
+		}
+		if n := len(h.launcher.All()); n != before {
+			t.Errorf("%s: %d machines were made", c.what, n-before)
+		}
+		if _, err := paused.Checkpoint(); err != nil {
+			t.Errorf("%s: the checkpoint: %v", c.what, err)
+		}
+	}
+	h.launcher.Unfit = nil
+	c := h.resumed()
+	h.must(c.try(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = string(paused) }))
+	c.begin()
+	c.counts("2")
+	c.end()
+}
 
 // TestUnfitCheckpoint: a checkpoint that isn't of a pause is not started cold when its machine can't be restored here.
 func TestUnfitCheckpoint(t *testing.T) {

@@ -145,15 +145,16 @@ func (c *cache) publish(tmp, name string) error {
 	return syncDir(c.dir)
 }
 
-// discard removes a snapshot: out of sight at once, then for good.
+// discard removes a snapshot: out of sight at once, then for good. It makes nothing, so that it works in a store without any
+// space. The lock is held.
 func (c *cache) discard(name string) error {
-	grave, err := os.MkdirTemp(c.dir, tmpPrefix)
-	if err != nil {
+	grave := filepath.Join(c.dir, tmpPrefix+name)
+	if err := os.RemoveAll(grave); err != nil { // of a process that was killed
 		return err
 	}
-	err = os.Rename(filepath.Join(c.dir, name), filepath.Join(grave, name))
+	err := os.Rename(filepath.Join(c.dir, name), grave)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+		return nil
 	}
 	return errors.Join(err, os.RemoveAll(grave))
 }

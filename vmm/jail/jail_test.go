@@ -97,7 +97,7 @@ func TestInsideFails(t *testing.T) {
 		want  string
 	}{
 		"no such program": {func(c *Command) { c.Argv[0] = "/missing" }, "execute /missing: no such file or directory"},
-		"no mount points": {func(c *Command) { _ = os.Remove(filepath.Join(c.Root, "proc")) }, "change the root: mount proc"},
+		"no mount points": {func(c *Command) { _ = os.Remove(filepath.Join(c.Root, "proc")) }, "change the root: mount /"},
 		"no such root":    {func(c *Command) { c.Root = "/nonexistent" }, "change the root"},
 		"root as uid":     {func(c *Command) { c.UID = 0 }, "not an unprivileged"},
 	} {

@@ -50,6 +50,8 @@ type Memory struct {
 	MiB   int
 	Path  string
 	Share bool // the file is the memory; otherwise a private copy of it
+	// Reserve has the kernel promise all of a private copy beforehand, which it refuses beyond what the host has.
+	Reserve bool
 }
 
 // Kernel is what is booted.
@@ -97,6 +99,7 @@ func (c *Config) Argv() ([]string, error) {
 		"size":     int64(c.Memory.MiB) << 20,
 		"mem-path": c.Memory.Path,
 		"share":    c.Memory.Share,
+		"reserve":  c.Memory.Reserve,
 	})
 	if err != nil {
 		return nil, err

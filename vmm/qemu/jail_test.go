@@ -99,7 +99,7 @@ func TestJail(t *testing.T) {
 func checkRoot(t *testing.T, pid int) {
 	t.Helper()
 	mounts := strings.Split(read(t, fmt.Sprintf("/proc/%d/mountinfo", pid)), "\n")
-	if len(mounts) != 3 {
+	if len(mounts) != 4 {
 		t.Errorf("mounts:\n%s", strings.Join(mounts, "\n"))
 	}
 	for _, l := range mounts {
@@ -112,6 +112,8 @@ func checkRoot(t *testing.T, pid int) {
 		case "/dev":
 			want = []string{"ro", "nosuid", "noexec"}
 		case "/proc":
+			want = []string{"ro", "nosuid", "nodev", "noexec"}
+		case "/proc/kernel":
 			want = []string{"nosuid", "nodev", "noexec"}
 			if !strings.Contains(l, "hidepid") {
 				t.Errorf("proc shows all processes: %s", l)

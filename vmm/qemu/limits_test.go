@@ -2,6 +2,7 @@ package qemu_test
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -9,7 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cubesandbox/cube/vmm/internal/testguest"
+	"github.com/cubesandbox/cube/vmm/memory"
 	"github.com/cubesandbox/cube/vmm/qemu"
 	"github.com/cubesandbox/cube/vmm/record"
 )
@@ -143,5 +147,37 @@ func TestFootprint(t *testing.T) {
 		groupValue(t, s.Dir, "memory.current", "memory.usage_in_bytes")>>20, status(t, m.PID())["Threads"])
 	if private > 80 {
 		t.Errorf("an idle machine has %d MiB of its own", private)
+	}
+}
+
+// TestLargerThanHost maps more memory for a guest than the host has.
+func TestLargerThanHost(t *testing.T) {
+	if mode, err := os.ReadFile("/proc/sys/vm/overcommit_memory"); err != nil || mode[0] == '2' {
+		t.Skipf("vm.overcommit_memory is %s (%v): the host gives no memory that it may not have", mode, err)
+	}
+	cfg := testguest.Config(t)
+	var host unix.Sysinfo_t
+	if err := unix.Sysinfo(&host); err != nil {
+		t.Fatal(err)
+	}
+	s := bootSpec(t, cfg, "large")
+	s.Shape.MemoryMiB = int((host.Totalram+host.Totalswap)*uint64(host.Unit)>>20) + 1024
+	size := int64(s.Shape.MemoryMiB) << 20
+	empty, err := memory.Scratch(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer empty.Close()
+	s.Share = false
+	if s.Memory, err = memory.SealKnown(empty, size); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Memory.Close() })
+	m, err := qemu.NewDriver(cfg, slog.Default()).Start(within(t, cfg.Timeout(60*time.Second)), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Stop(gone()); err != nil {
+		t.Error(err)
 	}
 }

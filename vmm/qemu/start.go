@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
@@ -209,7 +210,19 @@ func (s *Spec) descriptors(cmd *jail.Command, ch *channels, i *images) ([]string
 	} else {
 		f.tap = cmd.TapFD()
 	}
-	return layout(s, f).Argv()
+	c := layout(s, f)
+	var err error
+	if c.Memory.Reserve, err = mustReserve(); err != nil {
+		return nil, err
+	}
+	return c.Argv()
+}
+
+// mustReserve tells whether the host commits to all memory beforehand, whatever it is asked (overcommit_memory 2 in
+// Documentation/mm/overcommit-accounting). Else a guest may be larger than the host's memory, of which it has what it uses.
+func mustReserve() (bool, error) {
+	b, err := os.ReadFile("/proc/sys/vm/overcommit_memory")
+	return strings.TrimSpace(string(b)) == "2", err
 }
 
 func (d *Driver) removeGroup(g *cgroup.Group) error {

@@ -158,19 +158,31 @@ func (s *Store) scratch() (dir string, release func(), err error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return "", nil, err
 	}
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	name := tmpPrefix + hex.EncodeToString(b[:])
-	release, err = s.run.hold("making", name, User{})
+	dir, release, err = s.claim("")
 	if err != nil {
 		return "", nil, err
 	}
-	dir = filepath.Join(s.dir, name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		release()
 		return "", nil, err
 	}
 	return dir, release, nil
+}
+
+// claim gives a path for a directory that is swept when this process ends without having called release.
+func (s *Store) claim(suffix string) (path string, release func(), err error) {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	name := tmpPrefix + hex.EncodeToString(b[:]) + suffix
+	release, err = s.run.hold("making", name, User{})
+	return filepath.Join(s.dir, name), release, err
+}
+
+// DeletedAs tells whether a directory of that name is what is left of a snapshot with that id.
+func DeletedAs(name, id string) bool {
+	rest, ok := strings.CutPrefix(name, tmpPrefix)
+	digits, of, _ := strings.Cut(rest, ".")
+	return ok && digits != "" && of == id
 }
 
 // List describes all snapshots, by name. One that can't be read has an Info with nothing but its name and Damage.
@@ -259,16 +271,16 @@ func (s *Store) Delete(id string) ([]User, error) {
 	return s.Users(id)
 }
 
-// discard moves a snapshot out of sight and removes it.
+// discard moves a snapshot out of sight and removes it. It makes nothing, so that it works in a store without any space.
 func (s *Store) discard(id string) error {
-	grave, release, err := s.scratch()
+	grave, release, err := s.claim("." + id)
 	if err != nil {
 		return fmt.Errorf("delete snapshot %s: %w", id, err)
 	}
 	defer release()
-	err = os.Rename(filepath.Join(s.dir, id), filepath.Join(grave, id))
+	err = os.Rename(filepath.Join(s.dir, id), grave)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errors.Join(notFound(id), os.Remove(grave))
+		return notFound(id)
 	}
 	if err == nil {
 		err = syncDir(s.dir)

@@ -155,6 +155,32 @@ func TestTogether(t *testing.T) {
 	}
 }
 
+// A sweep that takes the directory from under somebody who is about to use a snapshot is nothing that he hears of.
+func TestSweptMeanwhile(t *testing.T) {
+	s := newShelf(t)
+	users := filepath.Join(s.cfg.RunDir, "snapshots", "users")
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				_ = os.Remove(filepath.Join(users, "none")) // as a sweep does, if it is empty
+			}
+		}
+	})
+	for range 2000 {
+		if err := s.use(t, "none"); !errdefs.IsNotFound(err) {
+			t.Error(err)
+			break
+		}
+	}
+	close(done)
+	wg.Wait()
+}
+
 // TestNote: what the owner keeps with a snapshot is there as it was; without it there is no snapshot.
 func TestNote(t *testing.T) {
 	s := newShelf(t)

@@ -86,7 +86,7 @@ func (r runDir) tryHold(dir, name string, note User) (release func(), err error)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
+	f, err := scratchIn(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -104,6 +104,24 @@ func (r runDir) tryHold(dir, name string, note User) (release func(), err error)
 		_ = os.Remove(path) // what is left isn't locked, and goes with the next look at it
 		_ = f.Close()
 	}, nil
+}
+
+// scratchIn makes a file without a name in a directory.
+func scratchIn(dir string) (*os.File, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err == nil {
+		return f, nil
+	}
+	var st unix.Stat_t
+	if unix.Fstat(int(d.Fd()), &st) == nil && st.Nlink == 0 { // ext4 says EPERM of a directory that has been removed
+		return nil, fs.ErrNotExist
+	}
+	return nil, fmt.Errorf("make a file in %s: %w", dir, err)
 }
 
 // held tells whether the process that made the file lives, and removes it if not.

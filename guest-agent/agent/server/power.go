@@ -38,6 +38,9 @@ func (s *service) Quiesce(ctx context.Context, _ *emptypb.Empty) (*emptypb.Empty
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
 		return nil, fmt.Errorf("drop caches: %w", err)
 	}
+	if err := zeroFree(ctx); err != nil {
+		return nil, err
+	}
 	// Whoever uses the memory must configure the guest first.
 	s.configured.Store(false)
 	return empty, nil

@@ -34,6 +34,8 @@ type Launcher struct {
 	Disks func(vmm.Disk) error
 	// Snapshots is the directory of the store of saved machines.
 	Snapshots string
+	// RootImage, if set, is what is on the root disk of a machine that is saved. Otherwise it has none that is kept.
+	RootImage []byte
 	// Saving, if set, is called while a machine stands still for a save, which it is to return with ctx.
 	Saving func(ctx context.Context)
 

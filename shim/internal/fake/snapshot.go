@@ -78,11 +78,15 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 		os.WriteFile(filepath.Join(r.Dir, vmm.StateFile), []byte(strconv.Itoa(n)), 0o600),
 		os.WriteFile(memory, nil, 0o600),
 		os.Truncate(memory, int64(m.Shape().MemoryMiB)<<20))
+	root := vmm.SavedDisk{Serial: vmm.RootSerial, Placeholder: l.RootImage == nil}
+	if !root.Placeholder {
+		err = errors.Join(err, os.WriteFile(filepath.Join(r.Dir, vmm.DiskFile(root.Serial)), l.RootImage, 0o600))
+	}
 	saved := &vmm.Saved{
 		Platform: vmm.Platform{QEMU: "fake", Guest: "fake"},
 		Shape:    m.Shape(),
 		Parent:   m.Snapshot,
-		Disks:    []vmm.SavedDisk{{Serial: vmm.RootSerial, Placeholder: true}}, // what is on it is nobody's business here
+		Disks:    []vmm.SavedDisk{root},
 		Frozen:   frozen,
 	}
 	if r.Still {

@@ -3,6 +3,7 @@ package enter
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -46,10 +47,40 @@ func bindRoot(s *Spec) error {
 	if err := unix.Chdir(s.Root); err != nil { // through the bind just made
 		return err
 	}
-	if err := mountProc(filepath.Join(s.Root, "proc")); err != nil {
+	if err := makeProc(filepath.Join(s.Root, "proc")); err != nil {
 		return err
 	}
 	return makeDev(s, filepath.Join(s.Root, "dev"))
+}
+
+// makeProc makes a /proc with the process itself and with how the kernel commits memory, which QEMU wants to know before it
+// maps memory of which not all is reserved. The kernel's own either hides that with all of /proc/sys, or shows all of it.
+func makeProc(dir string) error {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=4k,nr_inodes=8,mode=0755"); err != nil {
+		return fmt.Errorf("mount %s: %w", dir, err)
+	}
+	const commit = "sys/vm/overcommit_memory"
+	mode, err := os.ReadFile("/proc/" + commit)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(commit)), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, commit), mode, 0o444); err != nil {
+		return err
+	}
+	const real = "kernel"
+	if err := os.Symlink(real+"/self", filepath.Join(dir, "self")); err != nil {
+		return err
+	}
+	if err := os.Mkdir(filepath.Join(dir, real), 0o555); err != nil {
+		return err
+	}
+	if err := mountProc(filepath.Join(dir, real)); err != nil {
+		return err
+	}
+	return readOnly(dir, unix.MS_NODEV)
 }
 
 // mountProc is there for /proc/self/fd, through which QEMU opens the files that it is handed, and cube-share those that
@@ -89,7 +120,13 @@ func makeDev(s *Spec, dir string) error {
 			return fmt.Errorf("make %s: %w", node, err)
 		}
 	}
-	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NOEXEC, ""); err != nil {
+	return readOnly(dir, 0)
+}
+
+// readOnly ends the writing to what is mounted at dir, from which nothing is executed either.
+func readOnly(dir string, flags uintptr) error {
+	err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NOEXEC|flags, "")
+	if err != nil {
 		return fmt.Errorf("make %s read-only: %w", dir, err)
 	}
 	return nil
