@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
@@ -46,6 +47,7 @@ type Engine struct {
 	guests   Guests
 	seed     seed
 	stages   *prometheus.HistogramVec
+	tracer   trace.Tracer
 
 	// life ends with the engine; what has to be finished has a little longer, until last ends.
 	life, last        context.Context
@@ -85,7 +87,7 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 	if o.Memory == nil {
 		o.Memory = available
 	}
-	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
+	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
 		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{}}
 	rows, err := d.SandboxesIn(ctx)
 	if err != nil {

@@ -205,12 +205,15 @@ func dies(t *testing.T, n int, after bool, operate func(context.Context, *stand,
 		close(death)
 		return errDied
 	})
-	finished := make(chan error, 1)
-	go func() { finished <- operate(ctx, s, sb.ID) }()
+	finished := make(chan struct{})
 	var result error
+	go func() {
+		defer close(finished)
+		result = operate(ctx, s, sb.ID)
+	}()
 	select {
 	case <-death:
-	case result = <-finished:
+	case <-finished:
 	}
 	mu.Lock()
 	hit := dead
@@ -218,9 +221,7 @@ func dies(t *testing.T, n int, after bool, operate func(context.Context, *stand,
 	// The database has what it had at that moment: nothing more is written.
 	must(t, s.db.Close())
 	s.Close()
-	if hit {
-		<-finished
-	} else {
+	if <-finished; !hit {
 		must(t, result)
 	}
 	s.host.luck(nil)

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // A stage is a part of what is done to a sandbox: it is measured, and a span of the request's trace.
@@ -25,7 +26,7 @@ const (
 	stageKill    = "kill"
 )
 
-var tracer = otel.Tracer("github.com/cubesandbox/cube/orchestrator/lifecycle")
+func newTracer() trace.Tracer { return otel.Tracer("github.com/cubesandbox/cube/orchestrator/lifecycle") }
 
 func newStages() *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -37,7 +38,7 @@ func newStages() *prometheus.HistogramVec {
 
 // stage does one.
 func (e *Engine) stage(ctx context.Context, name, id string, do func(context.Context) error) error {
-	ctx, span := tracer.Start(ctx, "sandbox "+name)
+	ctx, span := e.tracer.Start(ctx, "sandbox "+name)
 	defer span.End()
 	span.SetAttributes(attribute.String("sandbox.id", id))
 	began, result := time.Now(), "ok"

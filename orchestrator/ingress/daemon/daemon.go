@@ -71,7 +71,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	d := &daemon{
 		cfg: cfg, o: o, drain: make(chan struct{}), stop: make(chan struct{}), listener: in.listener,
 		proxy: proxy.New(proxy.Options{
-			Domain: cfg.Proxy.Name(), Log: o.Log, Scale: cfg.Timeout,
+			Domain: cfg.Proxy.Name(), API: cfg.API.Listen, Log: o.Log, Scale: cfg.Timeout,
 			Routes: &ingress.Client{Socket: filepath.Join(dir, filepath.Base(cfg.RouteSocket()))},
 		}),
 	}

@@ -103,7 +103,7 @@ func identity(cfg *config.Config, exe string) (string, error) {
 	if _, err := io.Copy(h, f); err != nil {
 		return "", fmt.Errorf("the proxy's program: %w", err)
 	}
-	err = json.NewEncoder(h).Encode([]any{cfg.Proxy.Listen, cfg.Proxy.Domain, cfg.TimeoutScale, cfg.LogLevel, cfg.ProxyUID(), cfg.StateDir})
+	err = json.NewEncoder(h).Encode([]any{cfg.Proxy.Listen, cfg.Proxy.Domain, cfg.API.Listen, cfg.TimeoutScale, cfg.LogLevel, cfg.ProxyUID(), cfg.StateDir})
 	return hex.EncodeToString(h.Sum(nil)[:12]), err
 }
 

@@ -31,6 +31,8 @@ const portPlaceholder = "${PORT}"
 type Options struct {
 	// Domain is that below which sandboxes' host names are, in lower case.
 	Domain string
+	// API is where the control plane's REST API listens, which is at api.<Domain> for clients; the zero value is nowhere.
+	API    netip.AddrPort
 	Routes ingress.Routes
 	Log    *slog.Logger
 	// Scale adapts deadlines to the host.
@@ -43,6 +45,7 @@ type Proxy struct {
 	table   *table
 	log     *slog.Logger
 	reverse *httputil.ReverseProxy
+	api     *httputil.ReverseProxy
 	open    sync.WaitGroup
 	count   atomic.Int64 // of what open waits for
 }
@@ -59,6 +62,7 @@ func New(o Options) *Proxy {
 		ErrorLog:       log.New(io.Discard, "", 0), // what it tells is in the access log
 		BufferPool:     &buffers{},
 	}
+	p.api = p.newAPI(o.API)
 	return p
 }
 
@@ -130,6 +134,10 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (p *Proxy) forward(v *visit, r *http.Request) (err error) {
 	if r.Method == http.MethodConnect || r.URL.Opaque != "" {
 		return &refusal{Message: "This proxy takes requests for sandboxes only", Code: http.StatusBadRequest}
+	}
+	if target.API(r.Host, p.domain) {
+		p.api.ServeHTTP(v, r)
+		return nil
 	}
 	if v.to, err = target.Of(r.Host, r.Header, p.domain); err != nil {
 		return err

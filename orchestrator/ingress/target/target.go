@@ -61,6 +61,12 @@ func Shared(name, domain string) bool {
 	return err == nil
 }
 
+// API says whether a host is the API's, which E2B's clients find at api.<domain>.
+func API(host, domain string) bool {
+	name, err := hostname(host)
+	return err == nil && name == "api."+domain
+}
+
 // hostname is a Host header's name in lower case, without port, brackets and the root's dot.
 func hostname(host string) (string, error) {
 	name := host

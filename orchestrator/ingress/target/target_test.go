@@ -96,6 +96,17 @@ func TestOf(t *testing.T) {
 	}
 }
 
+func TestAPI(t *testing.T) {
+	for host, want := range map[string]bool{
+		"api." + domain: true, "API." + domain + ":3002": true, "api." + domain + ".": true,
+		domain: false, "api": false, "api.api." + domain: false, "80-api." + domain: false, "api." + domain + ".evil.com": false, "": false,
+	} {
+		if API(host, domain) != want {
+			t.Errorf("%q: %v", host, !want)
+		}
+	}
+}
+
 func TestReserved(t *testing.T) {
 	for _, tc := range []struct {
 		path string
