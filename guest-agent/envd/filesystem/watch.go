@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/containerd/errdefs"
@@ -152,6 +153,9 @@ func (w *watch) translate(e fsnotify.Event) ([]*filesystem.FilesystemEvent, erro
 			events = w.append(events, e.Name, t.is)
 		}
 	}
+	if w.recursive && e.Has(fsnotify.Rename) {
+		w.forget(e.Name)
+	}
 	if !w.recursive || !e.Has(fsnotify.Create) {
 		return events, nil
 	}
@@ -167,6 +171,16 @@ func (w *watch) translate(e fsnotify.Event) ([]*filesystem.FilesystemEvent, erro
 		err = nil
 	}
 	return events, err
+}
+
+// forget ends the watches of a directory that has another name, and of those below it: they go by the old one. It is
+// found again under the new name, if that is in the tree.
+func (w *watch) forget(dir string) {
+	for _, path := range w.notify.WatchList() {
+		if path == dir || strings.HasPrefix(path, dir+"/") {
+			_ = w.notify.Remove(path) // the kernel may have been faster
+		}
+	}
 }
 
 // append adds an event, unless its file isn't whole yet.

@@ -1,0 +1,122 @@
+package ports
+
+import (
+	"context"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
+   1: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 2 1 0 100 0 0 10 0
+   2: nonsense:0016 00000000:0000 0A
+   3: 0100007F:XYZ 00000000:0000 0A
+   4: 0200000A:0050 0300000A:9999 01 00000000:00000000 00:00000000 00000000     0        0 3 1 0 100 0 0 10 0
+   5: 0100007F:0051 00000000:0000 0A
+`
+
+const table6 = `  sl  local_address                         remote_address                        st
+   0: 00000000000000000000000001000000:0BB8 00000000000000000000000000000000:0000 0A
+   1: 0000000000000000FFFF00000100007F:0BB9 00000000000000000000000000000000:0000 0A
+   2: 00000000000000000000000000000000:0BBA 00000000000000000000000000000000:0000 0A
+`
+
+func TestParse(t *testing.T) {
+	all, err := parse(nil, strings.NewReader(table))
+	if err == nil {
+		all, err = parse(all, strings.NewReader(table6))
+	}
+	var want []netip.AddrPort
+	for _, a := range []string{"127.0.0.1:8080", "0.0.0.0:22", "[::1]:3000", "127.0.0.1:3001", "[::]:3002"} {
+		want = append(want, netip.MustParseAddrPort(a))
+	}
+	if err != nil || !slices.Equal(all, want) {
+		t.Errorf("%v, %v; want %v", all, err, want)
+	}
+}
+
+func TestWanted(t *testing.T) {
+	f := &Forwarder{Except: 49983, address: netip.MustParseAddr("10.0.0.2"), relays: map[uint16]*relay{3000: nil}}
+	for list, want := range map[string]string{
+		"127.0.0.1:80":                  "127.0.0.1:80",
+		"[::1]:80":                      "[::1]:80",
+		"[::1]:80 127.0.0.1:80":         "127.0.0.1:80",
+		"127.0.0.1:80 [::1]:80":         "127.0.0.1:80",
+		"127.0.0.1:80 0.0.0.0:80":       "",
+		"127.0.0.1:80 [::]:80":          "",
+		"127.0.0.1:80 10.0.0.2:80":      "",
+		"127.0.0.1:3000 10.0.0.2:3000":  "127.0.0.1:3000", // the relay's own
+		"127.0.0.1:80 10.0.0.3:80":      "127.0.0.1:80",
+		"127.0.0.1:49983 127.0.0.53:53": "",
+	} {
+		var all []netip.AddrPort
+		for a := range strings.FieldsSeq(list) {
+			all = append(all, netip.MustParseAddrPort(a))
+		}
+		var got []string
+		for _, a := range slices.Collect(maps.Values(f.wanted(all))) {
+			got = append(got, a.String())
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %v, want %s", list, got, want)
+		}
+	}
+}
+
+// A relay hands on each direction's end by itself, and follows its target.
+func TestRelay(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	server := func(answer string) netip.AddrPort {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				b, _ := io.ReadAll(c) // until the client's end
+				_, _ = io.WriteString(c, answer+string(b))
+				c.Close()
+			}
+		}()
+		return l.Addr().(*net.TCPAddr).AddrPort()
+	}
+	r, err := newRelay(ctx, netip.MustParseAddrPort("127.0.0.1:0"), server("one:"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() string {
+		c, err := net.Dial("tcp", r.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_, _ = io.WriteString(c, "request")
+		_ = c.(*net.TCPConn).CloseWrite()
+		b, _ := io.ReadAll(c)
+		return string(b)
+	}
+	if got := ask(); got != "one:request" {
+		t.Errorf("%q", got)
+	}
+	two := server("two:")
+	r.target.Store(&two)
+	if got := ask(); got != "two:request" {
+		t.Errorf("%q", got)
+	}
+	r.close()
+	if c, err := net.Dial("tcp", r.listener.Addr().String()); err == nil {
+		c.Close()
+		t.Error("a relay that is closed takes connections")
+	}
+}
