@@ -44,7 +44,7 @@ func line(e lifecycle.LogEntry) lineBody {
 	if l == nil {
 		l = map[string]string{}
 	}
-	l["timestamp"], l["level"], l["message"] = e.At.UTC().Format(time.RFC3339Nano), string(e.Level), e.Message
+	l["level"], l["message"] = string(e.Level), e.Message
 	if l["logger"] == "" {
 		l["logger"] = "cube"
 	}

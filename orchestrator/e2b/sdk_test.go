@@ -21,10 +21,11 @@ func TestSDK(t *testing.T) {
 	}
 	for _, version := range []string{"e2b", "e2b-2.45"} {
 		t.Run(version, func(t *testing.T) {
-			s, _ := newTestServer(t, nil)
-			srv := httptest.NewServer(s.Handler())
+			w := newWhole(t)
+			w.machines.short, w.machines.forks = true, 2
+			srv := httptest.NewServer(w)
 			defer srv.Close()
-			c := exec.CommandContext(t.Context(), node, "testdata/sdk.mjs", filepath.Join(dir, "node_modules", version, "dist", "index.mjs"), srv.URL)
+			c := exec.CommandContext(t.Context(), node, "testdata/sdk.mjs", filepath.Join(dir, "node_modules", version, "dist", "index.mjs"), srv.URL, w.blue)
 			var stderr bytes.Buffer
 			c.Stderr = &stderr
 			out, err := c.StdoutPipe()

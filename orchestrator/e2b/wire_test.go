@@ -150,7 +150,7 @@ func TestAnswers(t *testing.T) {
 		{"DELETE", "/templates/base", ``, 400, `{"code":400,"message":"sandboxes are made of it"}`, ""},
 		{"GET", "/sandboxes/" + id + "/metrics?start=1&end=2", ``, 200, ``, "metrics blue " + id + " 1 2"},
 		{"GET", "/sandboxes/metrics?sandbox_ids=" + id + ",inone", ``, 200, `{"sandboxes":{"` + id + `":{"timestamp":"2026-01-31T12:00:10Z","timestampUnix":1769860810,"cpuCount":2,"cpuUsedPct":12.5,"memUsed":100,"memTotal":1073741824,"memCache":0,"diskUsed":5,"diskTotal":8589934592}}}`, ""},
-		{"GET", "/sandboxes/" + id + "/logs?start=1500&limit=5", ``, 200, `{"logs":[{"timestamp":"2026-01-31T12:00:00Z","line":"{\"level\":\"info\",\"logger\":\"cube\",\"message\":\"it is \\\"up\\\"\",\"pid\":\"7\",\"timestamp\":\"2026-01-31T12:00:00Z\"}"},{"timestamp":"2026-01-31T12:00:00Z","line":"{\"level\":\"warn\",\"logger\":\"cube\",\"message\":\"hm\",\"timestamp\":\"2026-01-31T12:00:00Z\"}"}],
+		{"GET", "/sandboxes/" + id + "/logs?start=1500&limit=5", ``, 200, `{"logs":[{"timestamp":"2026-01-31T12:00:00Z","line":"{\"level\":\"info\",\"logger\":\"cube\",\"message\":\"it is \\\"up\\\"\",\"pid\":\"7\"}"},{"timestamp":"2026-01-31T12:00:00Z","line":"{\"level\":\"warn\",\"logger\":\"cube\",\"message\":\"hm\"}"}],
 			"logEntries":[{"timestamp":"2026-01-31T12:00:00Z","message":"it is \"up\"","level":"info","fields":{"pid":"7"}},{"timestamp":"2026-01-31T12:00:00Z","message":"hm","level":"warn","fields":{}}]}`, "logs blue " + id + " 1500 false 5"},
 		{"GET", "/v2/sandboxes/" + id + "/logs?cursor=2000&direction=backward&level=warn&search=a%20b&limit=10", ``, 200, ``, "logs blue " + id + " 2000 true 10 warn a b"},
 		{"GET", "/v2/sandboxes/" + id + "/logs?limit=0", ``, 200, `{"logs":[]}`, "get blue " + id},

@@ -1,11 +1,11 @@
-// Calls of a published SDK against the API with an engine of the test's: what a user of the SDK is told. Prints a line for each
-// test: "ok NAME", or "not ok NAME" and after a tab why.
-//   node sdk.mjs FILE-OF-THE-SDK API-URL
+// Calls of a published SDK against the API, where there are no machines behind it: what a user of the SDK is told. Of sandboxes that
+// are made of snapshots, and of forks, there can be two. Prints a line for each test: "ok NAME", or "not ok NAME" and after a tab why.
+//   node sdk.mjs FILE-OF-THE-SDK API-URL KEY-OF-TEAM-BLUE
 import assert from 'node:assert/strict'
 
-const [file, apiUrl] = process.argv.slice(2)
+const [file, apiUrl, apiKey] = process.argv.slice(2)
 const { Sandbox, Template, AuthenticationError, InvalidArgumentError, NotFoundError, RateLimitError, SandboxError, SandboxNotFoundError, ALL_TRAFFIC } = await import(file)
-const opts = { apiUrl, apiKey: 'e2b_0123456789abcdef0123456789abcdef01234567' }
+const opts = { apiUrl, apiKey }
 const none = 'inone'
 
 async function test(name, run) {
@@ -16,6 +16,11 @@ async function test(name, run) {
     console.log(`not ok ${name}\t${String(e?.stack ?? e).replaceAll('\n', ' | ')}`)
     process.exitCode = 1
   }
+}
+
+// about: it has taken as long, but for what it takes to make a sandbox.
+function about(took, ms) {
+  assert(Math.abs(took - ms) < 5000, `${took} ms, not ${ms}`)
 }
 
 // all is what a paginator has.
@@ -30,20 +35,20 @@ let box
 
 await test('create: all options', async () => {
   box = await Sandbox.create('base', {
-    ...opts, metadata: { 'k 1': 'v&2', plain: 'x' }, envs: { X: '1' }, timeoutMs: 1500, secure: true, allowInternetAccess: true,
+    ...opts, metadata: { 'k 1': 'v&2', plain: 'x' }, envs: { X: '1' }, timeoutMs: 60_500, secure: true, allowInternetAccess: true,
     network, lifecycle: { onTimeout: 'pause', autoResume: true },
   })
   assert.match(box.sandboxId, /^[a-z0-9]+$/)
   assert.equal(box.sandboxDomain, 'sandbox.localhost:3002')
   assert.equal(box.getHost(8080), `8080-${box.sandboxId}.sandbox.localhost:3002`)
-  assert.equal(box.trafficAccessToken, 'traffic-secret')
+  assert.match(box.trafficAccessToken, /^[0-9a-f]{64}$/)
 })
 
 await test('create: nothing but the default', async () => {
   const b = await Sandbox.create(opts)
   assert.equal(b.trafficAccessToken, undefined)
   const info = await b.getInfo()
-  assert.equal(info.endAt - info.startedAt, 300_000)
+  about(info.endAt - info.startedAt, 300_000)
   assert.equal(await b.kill(), true)
 })
 
@@ -52,7 +57,7 @@ await test('info', async () => {
   assert.equal(info.sandboxId, box.sandboxId)
   assert.deepEqual(info.metadata, { 'k 1': 'v&2', plain: 'x' })
   assert.equal(info.state, 'running')
-  assert.equal(info.endAt - info.startedAt, 2000)
+  about(info.endAt - info.startedAt, 61_000)
   assert.equal(info.cpuCount, 2)
   assert.equal(info.memoryMB, 1024)
   assert.equal(info.allowInternetAccess, true)
@@ -101,9 +106,11 @@ await test('network', async () => {
 await test('fork', async () => {
   const children = await box.fork({ count: 3, timeoutMs: 20_000 })
   assert.equal(children.length, 3)
-  assert(children[0].sandboxId !== children[1].sandboxId)
-  assert(children[2] instanceof RateLimitError, String(children[2]))
-  for (const c of children.slice(0, 2)) await c.kill()
+  const made = children.filter((c) => c instanceof Sandbox)
+  assert.equal(new Set(made.map((c) => c.sandboxId)).size, 2)
+  const failed = children.find((c) => !(c instanceof Sandbox))
+  assert(failed instanceof RateLimitError && /memory: 1 GiB is short/.test(failed.message), String(failed))
+  for (const c of made) await c.kill()
   await assert.rejects(Sandbox.fork(none, opts), NotFoundError)
 })
 
@@ -112,8 +119,7 @@ await test('snapshots', async () => {
   const named = await box.createSnapshot({ name: 'mine' })
   assert.equal(named.snapshotId, 'blue/mine:default')
   assert.deepEqual((await all(box.listSnapshots({ limit: 1 }))).map((s) => s.snapshotId), [named.snapshotId, unnamed.snapshotId])
-  const child = await Sandbox.create(named.snapshotId, opts)
-  await child.kill()
+  await assert.rejects(Sandbox.create(named.snapshotId, opts), (e) => e instanceof RateLimitError && /memory/.test(e.message))
   assert.equal(await Sandbox.deleteSnapshot(named.snapshotId, opts), true)
   assert.equal(await Sandbox.deleteSnapshot(named.snapshotId, opts), false)
   assert.equal(await Sandbox.deleteSnapshot(unnamed.snapshotId, opts), true)
@@ -122,7 +128,7 @@ await test('snapshots', async () => {
 
 await test('metrics', async () => {
   const m = await box.getMetrics()
-  assert.equal(m.length, 3)
+  assert.equal(m.length, 1)
   assert.equal(m[0].memTotal, 1 << 30)
   assert.equal(m[0].cpuUsedPct, 12.5)
   await box.getMetrics({ start: new Date(0), end: new Date() })
