@@ -17,7 +17,7 @@ type Traffic struct {
 var (
 	descSandboxes = prometheus.NewDesc("cube_sandboxes", "Sandboxes, by state.", []string{"state"}, nil)
 	descCPUs      = desc("cpus", "CPUs of the sandbox.")
-	descCPU       = desc("cpu_used_percent", "CPU that the sandbox uses, up to 100 for each of its CPUs.")
+	descCPU       = desc("cpu_used_percent", "CPU that the sandbox uses, in percent of all that it has.")
 	descMem       = desc("memory_used_bytes", "Memory that the sandbox uses.")
 	descMemTotal  = desc("memory_total_bytes", "Memory of the sandbox.")
 	descDisk      = desc("disk_used_bytes", "What is used of the sandbox's disk.")

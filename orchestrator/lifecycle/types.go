@@ -138,7 +138,7 @@ type ForkResult struct {
 type Metric struct {
 	At                           time.Time
 	CPUs                         int
-	CPUUsedPercent               float64 // of one CPU: up to 100 for each
+	CPUUsedPercent               float64 // of all of its CPUs: up to 100
 	MemUsed, MemTotal, MemCached int64
 	DiskUsed, DiskTotal          int64
 }
