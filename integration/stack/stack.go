@@ -43,21 +43,26 @@ type Stack struct {
 }
 
 // Main is a TestMain: it starts one stack with the demo image for all tests of a package, runs them, takes the stack
-// down and fails when something of it is left. Without the built binaries it says so and runs nothing.
-func Main(m *testing.M, s **Stack) {
+// down and fails when something of it is left. What tests need besides is prepare's. Without the built binaries it says so and runs nothing.
+func Main(m *testing.M, s **Stack, prepare ...func(*Stack) error) {
 	root, err := Repository()
 	if err != nil {
 		fmt.Println("SKIP:", err)
 		return
 	}
-	os.Exit(run(m, root, s))
+	os.Exit(run(m, root, s, prepare))
 }
 
-func run(m *testing.M, root string, s **Stack) int {
+func run(m *testing.M, root string, s **Stack, prepare []func(*Stack) error) int {
 	started := time.Now()
 	st, err := Start(root)
 	if err == nil {
 		err = st.ImportDemo()
+	}
+	for _, f := range prepare {
+		if err == nil {
+			err = f(st)
+		}
 	}
 	if err != nil {
 		fmt.Println("start the test stack:", err)
