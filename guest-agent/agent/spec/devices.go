@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -15,8 +17,34 @@ import (
 // and the runtime makes terminals itself.
 var withheld = []string{"vport", "console", "ptmx", "pts", "shm", "mqueue"}
 
-// Devices lists the device nodes below dir (/dev).
+// onDemand are devices whose drivers are modules that the kernel loads when somebody opens the node, by their numbers in
+// Documentation/admin-guide/devices.txt.
+var onDemand = func() []specs.LinuxDevice {
+	mode, id := os.FileMode(0o666), uint32(0)
+	character := func(path string, minor int64) specs.LinuxDevice {
+		return specs.LinuxDevice{Path: path, Type: "c", Major: 10, Minor: minor, FileMode: &mode, UID: &id, GID: &id}
+	}
+	all := []specs.LinuxDevice{character("/dev/fuse", 229), character("/dev/net/tun", 200), character("/dev/loop-control", 237)}
+	private := os.FileMode(0o660)
+	all[2].FileMode = &private
+	for n := range int64(8) {
+		all = append(all, specs.LinuxDevice{Path: "/dev/loop" + strconv.FormatInt(n, 10), Type: "b", Major: 7, Minor: n, FileMode: &private, UID: &id, GID: &id})
+	}
+	return all
+}()
+
+// Devices lists the device nodes below dir (/dev), and those that there are when somebody asks for them.
 func Devices(dir string) ([]specs.LinuxDevice, error) {
+	devices, err := nodes(dir)
+	for _, d := range onDemand {
+		if !slices.ContainsFunc(devices, func(o specs.LinuxDevice) bool { return o.Path == d.Path }) {
+			devices = append(devices, d)
+		}
+	}
+	return devices, err
+}
+
+func nodes(dir string) ([]specs.LinuxDevice, error) {
 	var devices []specs.LinuxDevice
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
