@@ -26,7 +26,9 @@ const (
 	stageKill    = "kill"
 )
 
-func newTracer() trace.Tracer { return otel.Tracer("github.com/cubesandbox/cube/orchestrator/lifecycle") }
+func newTracer() trace.Tracer {
+	return otel.Tracer("github.com/cubesandbox/cube/orchestrator/lifecycle")
+}
 
 func newStages() *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
