@@ -45,6 +45,9 @@ func (e *Engine) stage(ctx context.Context, name, id string, do func(context.Con
 	span.SetAttributes(attribute.String("sandbox.id", id))
 	began, result := time.Now(), "ok"
 	err := do(ctx)
+	if name != stageCreate && name != stageAdmit {
+		err = ofMachine(err)
+	}
 	if err != nil {
 		result = "failed"
 		span.RecordError(err)
