@@ -2,6 +2,10 @@
 # The first process of a box, in namespaces of its own: makes a machine of it that has a user "user", and becomes its init.
 #   box.sh CUBE-ENVD DIR INIT-ARGUMENT…
 set -eu
+if [ "${OWN_CGROUP:-}" = yes ]; then
+	# The namespace's root is the group that this process is in.
+	OWN_CGROUP=entered exec unshare --cgroup -- "$0" "$@"
+fi
 binary=$1 dir=$2
 shift 2
 mount --make-rprivate /
@@ -13,6 +17,9 @@ mount --bind "$dir/group" /etc/group
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /root
 mount -t tmpfs tmpfs /home
+if [ -n "${OWN_CGROUP:-}" ]; then
+	mount -t cgroup2 cgroup2 /sys/fs/cgroup
+fi
 mkdir /home/user
 chown 4321:4321 /home/user
 chmod 1777 /tmp

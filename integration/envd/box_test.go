@@ -87,6 +87,12 @@ func (l *log) String() string {
 // newBox starts one; the arguments are the init's.
 func newBox(t *testing.T, args ...string) *box {
 	t.Helper()
+	return newBoxIn(t, "", args...)
+}
+
+// newBoxIn starts one whose control group is the one that is given, if there is one.
+func newBoxIn(t *testing.T, cgroup string, args ...string) *box {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: namespaces take root")
 	}
@@ -104,6 +110,13 @@ func newBox(t *testing.T, args ...string) *box {
 	b.init.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		Pdeathsig:  unix.SIGKILL,
+	}
+	if cgroup != "" {
+		group, err := os.Open(cgroup)
+		must(t, err)
+		defer group.Close()
+		b.init.SysProcAttr.UseCgroupFD, b.init.SysProcAttr.CgroupFD = true, int(group.Fd())
+		b.init.Env = append(b.init.Env, "OWN_CGROUP=yes")
 	}
 	must(t, b.init.Start())
 	go func() {

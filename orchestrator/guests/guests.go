@@ -33,6 +33,8 @@ const (
 	hookHeader  = "X-Cube-Hook-Token"
 	// attempt bounds one request: a machine that has just been restored may lose the first packets.
 	attempt = 3 * time.Second
+	// hookAttempt is that of a hook, which may have something to do.
+	hookAttempt = 10 * time.Second
 	// startTimeout bounds how long a command takes to be there.
 	startTimeout = 30 * time.Second
 	// firstPause and lastPause are between attempts. Nothing tells when a guest begins to listen.
@@ -86,7 +88,7 @@ func (g *Guests) Init(ctx context.Context, addr netip.Addr, i lifecycle.Init) er
 	if i.Former != "" {
 		header.Set(tokenHeader, i.Former)
 	}
-	return g.insist(ctx, func(ctx context.Context) error {
+	return g.insist(ctx, attempt, func(ctx context.Context) error {
 		body["timestamp"] = time.Now().UTC().Format(time.RFC3339Nano)
 		_, err := g.post(ctx, url(addr, port, "/init"), header, body)
 		return err
@@ -96,7 +98,7 @@ func (g *Guests) Init(ctx context.Context, addr netip.Addr, i lifecycle.Init) er
 // Hook tells the program of a template's hook, as often as it takes until it has agreed.
 func (g *Guests) Hook(ctx context.Context, addr netip.Addr, h db.Hook, token string, b lifecycle.HookBody) error {
 	header := http.Header{hookHeader: {token}, "Idempotency-Key": {b.RequestID}}
-	return g.insist(ctx, func(ctx context.Context) error {
+	return g.insist(ctx, hookAttempt, func(ctx context.Context) error {
 		_, err := g.post(ctx, url(addr, h.Port, h.Path), header, b)
 		return err
 	})
@@ -222,11 +224,11 @@ func (g *Guests) Metrics(ctx context.Context, addr netip.Addr, token string) (li
 // refusal is an answer that another attempt doesn't change.
 type refusal struct{ error }
 
-// insist repeats until there is success or a refusal, or ctx ends.
-func (g *Guests) insist(ctx context.Context, try func(ctx context.Context) error) error {
+// insist repeats what takes at most limit until there is success or a refusal, or ctx ends.
+func (g *Guests) insist(ctx context.Context, limit time.Duration, try func(ctx context.Context) error) error {
 	pause := firstPause
 	for {
-		tctx, cancel := context.WithTimeout(ctx, g.Timeout(attempt))
+		tctx, cancel := context.WithTimeout(ctx, g.Timeout(limit))
 		err := try(tctx)
 		cancel()
 		if err == nil {

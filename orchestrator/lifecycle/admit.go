@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -15,7 +16,7 @@ import (
 // headroom is memory of the host's that no sandbox gets, in bytes.
 const headroom = 256 << 20
 
-// admit lets a machine of that memory be started, when it is its turn, until release is called. What there isn't enough of is
+// admit lets a machine of that memory be started, when it is its turn, until release is called, however often. What there isn't enough of is
 // errdefs.ErrResourceExhausted where the team has its share, otherwise errdefs.ErrUnavailable.
 func (e *Engine) admit(ctx context.Context, r *row) (release func(), err error) {
 	err = e.stage(ctx, stageAdmit, r.ID, func(ctx context.Context) error {
@@ -62,12 +63,12 @@ func (e *Engine) admitted(ctx context.Context, team string, memoryMB int) (relea
 		<-e.starts
 		return nil, err
 	}
-	return func() {
+	return sync.OnceFunc(func() {
 		e.mu.Lock()
 		e.starting -= need
 		e.mu.Unlock()
 		<-e.starts
-	}, nil
+	}), nil
 }
 
 // available is the memory that the kernel says can be used without swapping, in bytes.

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/containerd/errdefs"
 )
 
 // box is a sandbox in memory.
@@ -22,6 +24,7 @@ type box struct {
 	seq     uint64        // of the latest row
 	job     *job          // the latest
 	failed  int           // how often in a row its work has come to nothing
+	calm    time.Time     // until then, no deadline acts: what it led to has failed
 	ended   bool          // its machine was heard to end since its job began
 	metrics []Metric      // oldest first
 }
@@ -48,6 +51,16 @@ func (b *box) take(ctx context.Context) error {
 }
 
 func (b *box) give() { <-b.turn }
+
+// due is when the row's deadline acts.
+func (b *box) due(r *row) time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r.EndAt.Before(b.calm) {
+		return b.calm
+	}
+	return r.EndAt
+}
 
 // set replaces the row.
 func (b *box) set(r *row) {
@@ -153,11 +166,11 @@ func (e *Engine) start(ctx context.Context, b *box, ends context.Context, limit 
 	return j
 }
 
-// late says that a limit has passed.
+// late says that a limit has passed, which may be different next time.
 type late struct{ limit time.Duration }
 
-func (l *late) Error() string { return "not done within " + l.limit.String() }
-func (l *late) Unwrap() error { return context.DeadlineExceeded }
+func (l *late) Error() string   { return "not done within " + l.limit.String() }
+func (l *late) Unwrap() []error { return []error{context.DeadlineExceeded, errdefs.ErrUnavailable} }
 
 // cut is the error of what was given up, of the class of why.
 type cut struct {

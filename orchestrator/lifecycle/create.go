@@ -79,7 +79,7 @@ func (e *Engine) made(ctx context.Context, r *row, snapshot, why string) (Sandbo
 	if err != nil { // the next engine removes the row
 		return Sandbox{}, err
 	}
-	j := e.start(ctx, b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why) })
+	j := e.start(ctx, b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why, release) })
 	stop := context.AfterFunc(ctx, func() { j.stop(context.Cause(ctx)) })
 	defer stop()
 	<-j.done // it is given up when ctx ends
@@ -114,13 +114,15 @@ func (e *Engine) killed(b *box) {
 	<-j.done
 }
 
-func (e *Engine) creating(ctx context.Context, r *row, snapshot, why string) outcome {
+// creating calls up when the machine is.
+func (e *Engine) creating(ctx context.Context, r *row, snapshot, why string, up func()) outcome {
 	var addr netip.Addr
 	err := e.stage(ctx, stageMachine, r.ID, func(ctx context.Context) (err error) {
 		addr, err = e.machines.Create(ctx, Machine{ID: r.ID, Team: r.Team, Snapshot: snapshot, Container: r.Settings.Container, Network: r.egress()})
 		return err
 	})
 	if err == nil {
+		up() // what it is told may take its time
 		err = e.introduce(ctx, r, addr, why)
 	}
 	if err != nil {

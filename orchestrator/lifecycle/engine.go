@@ -267,7 +267,7 @@ func (e *Engine) publish(b *box, r *row) {
 	}
 	var at time.Time
 	if r.State == Running {
-		at = r.EndAt
+		at = b.due(r)
 	}
 	e.alarms.set(b.id, at)
 }

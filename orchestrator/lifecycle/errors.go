@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -21,6 +22,22 @@ func (e busyError) Unwrap() error { return e.error }
 // unavailable is errdefs.ErrUnavailable that may have passed after that time.
 func unavailable(message string, after time.Duration) error {
 	return busyError{errdefs.ErrUnavailable.WithMessage(message), after}
+}
+
+// internalError is one of the machine's or the guest's that is nothing to the user: that the machine is in no state for it, say,
+// isn't the same as that of the sandbox.
+type internalError struct{ error }
+
+func (internalError) Unwrap() error { return errdefs.ErrInternal }
+
+// ofMachine is an error of what was done with a machine, of a class that says nothing wrong of the sandbox.
+func ofMachine(err error) error {
+	switch {
+	case err == nil, errdefs.IsUnavailable(err), errdefs.IsResourceExhausted(err), errdefs.IsInvalidArgument(err), errdefs.IsAborted(err),
+		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	}
+	return internalError{err}
 }
 
 // RetryAfter tells when what failed with that error is worth another try, at least a second; 0 if it says nothing of that.

@@ -435,3 +435,110 @@ func TestWake(t *testing.T) {
 		}
 	})
 }
+
+// TestAutoPauseFails: what can't be paused runs on, and is tried again, not all the time.
+func TestAutoPauseFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{})
+		defer s.stop()
+		sb := s.create(func(c *Create) { c.Timeout, c.AutoPause = 10*time.Second, true })
+		tries := 0
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
+			if call == "pause" && !after {
+				tries++
+				return errFake
+			}
+			return nil
+		})
+		pass(5 * time.Minute)
+		if s.state(sb.ID) != Running || tries < 5 || tries > 15 {
+			t.Errorf("it is %s after %d tries", s.state(sb.ID), tries)
+		}
+		// Meanwhile it can be used, and given more time.
+		must(t, s.SetTimeout(t.Context(), team, sb.ID, time.Hour))
+		before := tries
+		pass(50 * time.Minute)
+		if tries != before || s.state(sb.ID) != Running {
+			t.Errorf("%d tries before its deadline, it is %s", tries-before, s.state(sb.ID))
+		}
+		s.host.luck(nil)
+		pass(15 * time.Minute)
+		if s.state(sb.ID) != Paused {
+			t.Errorf("it is %s", s.state(sb.ID))
+		}
+	})
+}
+
+// TestMachineErrors: an error of the machine is none of what was asked, and is asked for once.
+func TestMachineErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{})
+		defer s.stop()
+		ctx := t.Context()
+		sb := s.create(nil)
+		must(t, s.Pause(ctx, team, sb.ID, true))
+		for _, class := range []error{errdefs.ErrFailedPrecondition, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrUnavailable, errdefs.ErrResourceExhausted} {
+			tries := 0
+			s.host.luck(func(_ context.Context, call, _ string, after bool) error {
+				if (call == "resume" || call == "create") && !after {
+					tries++
+					return class
+				}
+				return nil
+			})
+			_, _, err := s.Connect(ctx, team, sb.ID, time.Minute, nil)
+			_, created := s.Create(ctx, Create{Team: team, Template: "base", Timeout: time.Hour})
+			for _, err := range []error{err, created} {
+				kept := errdefs.IsUnavailable(class) || errdefs.IsResourceExhausted(class)
+				if kept != (RetryAfter(err) > 0) || kept == errdefs.IsInternal(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsNotFound(err) {
+					t.Errorf("%v is told as %v", class, err)
+				}
+			}
+			if tries != 2 || s.state(sb.ID) != Paused {
+				t.Errorf("%v: %d tries, it is %s", class, tries, s.state(sb.ID))
+			}
+		}
+		// What takes too long may not the next time.
+		s.host.luck(func(ctx context.Context, call, _ string, after bool) error {
+			if call == "create" && !after {
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
+			return nil
+		})
+		if _, err := s.Create(ctx, Create{Team: team, Template: "base", Timeout: time.Hour}); !errdefs.IsUnavailable(err) || RetryAfter(err) == 0 || !strings.Contains(err.Error(), "not done within 1m0s") {
+			t.Errorf("one that hangs: %v", err)
+		}
+	})
+}
+
+// TestSlowHook: a hook that takes its time keeps nobody else waiting.
+func TestSlowHook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{Starts: 1})
+		defer s.stop()
+		slow := make(chan struct{})
+		hooks := 0
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
+			if call == "hook" && !after {
+				if hooks++; hooks == 1 {
+					<-slow
+				}
+			}
+			return nil
+		})
+		done := make(chan error, 1)
+		go func() {
+			_, err := s.Create(t.Context(), Create{Team: team, Template: "base", Timeout: time.Hour})
+			done <- err
+		}()
+		pass(5 * time.Second)
+		began := time.Now()
+		s.create(nil)
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		close(slow)
+		must(t, <-done)
+	})
+}

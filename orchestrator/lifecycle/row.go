@@ -50,6 +50,8 @@ type spec struct {
 	Epoch string `json:"epoch,omitempty"`
 	// Request is the request that its latest life is of.
 	Request string `json:"request,omitempty"`
+	// Next is how long it is to run when it has been resumed, as it is being.
+	Next time.Duration `json:"next,omitempty"`
 	// Requests are those of InitAgain that are done, the latest last.
 	Requests []string `json:"requests,omitempty"`
 	// Reason is why it is being killed, "" where somebody asked for it.

@@ -26,7 +26,9 @@ const (
 	stageKill    = "kill"
 )
 
-func newTracer() trace.Tracer { return otel.Tracer("github.com/cubesandbox/cube/orchestrator/lifecycle") }
+func newTracer() trace.Tracer {
+	return otel.Tracer("github.com/cubesandbox/cube/orchestrator/lifecycle")
+}
 
 func newStages() *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -43,6 +45,9 @@ func (e *Engine) stage(ctx context.Context, name, id string, do func(context.Con
 	span.SetAttributes(attribute.String("sandbox.id", id))
 	began, result := time.Now(), "ok"
 	err := do(ctx)
+	if name != stageCreate && name != stageAdmit {
+		err = ofMachine(err)
+	}
 	if err != nil {
 		result = "failed"
 		span.RecordError(err)

@@ -99,7 +99,7 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 		return Sandbox{}, err
 	}
 	_, is, err := e.step(ctx, b, nil, evResume, func(r *row) error {
-		r.Request = randomID(20)
+		r.Request, r.Next = randomID(20), d
 		if memory != nil && !*memory {
 			r.Cold = true
 		}
@@ -111,7 +111,7 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 	}
 	j := e.start(ctx, b, e.last, resumeTimeout, func(ctx context.Context) outcome {
 		defer release()
-		return e.resuming(ctx, is, d)
+		return e.resuming(ctx, is, d, release)
 	})
 	if err := j.wait(ctx); err != nil {
 		return Sandbox{}, err
@@ -123,7 +123,8 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 	return e.sandbox(now), nil
 }
 
-func (e *Engine) resuming(ctx context.Context, r *row, d time.Duration) outcome {
+// resuming calls up when the machine is.
+func (e *Engine) resuming(ctx context.Context, r *row, d time.Duration, up func()) outcome {
 	var addr netip.Addr
 	var note string
 	err := e.stage(ctx, stageResume, r.ID, func(ctx context.Context) (err error) {
@@ -133,6 +134,7 @@ func (e *Engine) resuming(ctx context.Context, r *row, d time.Duration) outcome 
 	if err != nil {
 		return outcome{err: fmt.Errorf("resume sandbox %s: %w", r.ID, err)}
 	}
+	up()
 	told := r.clone()
 	if note != "" {
 		told.Cold = true

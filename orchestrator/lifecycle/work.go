@@ -78,11 +78,15 @@ func (e *Engine) adopt(ctx context.Context, r *row, seen Seen) outcome {
 		if r.State != Resuming && r.State != Paused {
 			return outcome{event: evRuns, change: func(r *row) error { r.addr = seen.Addr; return nil }}
 		}
+		next := r.Next
+		if next == 0 { // somebody else has resumed it
+			next = r.Timeout
+		}
 		// It may not have been told yet that it has come back.
 		if err := e.introduce(ctx, r, seen.Addr, whyResume); err != nil {
 			return outcome{err: err}
 		}
-		return outcome{event: evRuns, change: e.begins(seen.Addr, r.Timeout)}
+		return outcome{event: evRuns, change: e.begins(seen.Addr, next)}
 	case Still:
 		if r.State == Paused {
 			return outcome{event: evStill}
@@ -100,7 +104,7 @@ func (e *Engine) adopt(ctx context.Context, r *row, seen Seen) outcome {
 func (e *Engine) begins(addr netip.Addr, d time.Duration) func(*row) error {
 	return func(r *row) error {
 		now := time.Now()
-		r.addr, r.Epoch, r.Cold = addr, randomID(16), false
+		r.addr, r.Epoch, r.Cold, r.Next = addr, randomID(16), false, 0
 		r.StartedAt, r.EndAt = now, e.deadline(now, now.Add(d))
 		return nil
 	}
@@ -136,6 +140,12 @@ func (e *Engine) conclude(b *box, o outcome) error {
 		e.later(b)
 		return o.err
 	}
+	if o.err != nil && o.event == evRuns {
+		wait := e.backoff(b)
+		b.mu.Lock()
+		b.calm = time.Now().Add(wait)
+		b.mu.Unlock()
+	}
 	was, is, err := e.step(context.WithoutCancel(e.last), b, nil, o.event, o.change)
 	switch {
 	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
@@ -149,7 +159,10 @@ func (e *Engine) conclude(b *box, o outcome) error {
 	}
 	b.mu.Lock()
 	ended := b.ended
-	b.ended, b.failed = false, 0
+	b.ended = false
+	if o.err == nil {
+		b.failed = 0
+	}
 	b.mu.Unlock()
 	if ended {
 		e.settle(b)
@@ -158,12 +171,15 @@ func (e *Engine) conclude(b *box, o outcome) error {
 }
 
 // later has work that has come to nothing tried again.
-func (e *Engine) later(b *box) {
+func (e *Engine) later(b *box) { e.alarms.set(b.id, time.Now().Add(e.backoff(b))) }
+
+// backoff is how long it is until what has failed is tried again.
+func (e *Engine) backoff(b *box) time.Duration {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	wait := min(firstRetry<<min(b.failed, 10), lastRetry)
 	b.failed++
-	b.mu.Unlock()
-	e.alarms.set(b.id, time.Now().Add(e.Timeout(wait)))
+	return e.Timeout(wait)
 }
 
 // settle finds out what has become of a sandbox that was at rest.
@@ -231,13 +247,13 @@ func (e *Engine) due(id string) {
 	r := b.row.Load()
 	switch {
 	case r == nil:
-	case r.State == Running && !time.Now().Before(r.EndAt):
+	case r.State == Running && !time.Now().Before(b.due(r)):
 		e.advance(e.life, b, r, outcome{event: evExpire, change: func(r *row) error {
 			r.Cold = r.State == Pausing && !r.AutoPauseMemory
 			return nil
 		}})
 	case r.State == Running:
-		e.alarms.set(id, r.EndAt)
+		e.alarms.set(id, b.due(r))
 	case r.State.busy():
 		e.work(e.last, b, r)
 	}

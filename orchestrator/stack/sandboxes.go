@@ -88,10 +88,12 @@ func (s *stack) serveE2B(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w; api.listen of the configuration is another address", err)
 	}
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(s.engine)
 	srv := e2b.New(s.engine, s.db, s.db, e2b.Options{
 		Domain: s.cfg.Proxy.Authority(), MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
 		Ready:   func(ctx context.Context) health.Report { return s.board.Report(ctx) },
-		Metrics: prometheus.NewRegistry(), Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
+		Metrics: metrics, Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
 	})
 	s.group.Go(func() error { return srv.Serve(s.life, l) })
 	return nil

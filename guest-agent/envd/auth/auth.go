@@ -22,8 +22,8 @@ const Header = "X-Access-Token"
 
 // open are what have other means of their own, or need none.
 var open = map[string]bool{
-	"GET /health": true,
-	"GET /files":  true, "HEAD /files": true, "POST /files": true, // Files
+	"GET /health": true, "HEAD /health": true,
+	"GET /files": true, "HEAD /files": true, "POST /files": true, // Files
 	"POST /init": true, // package settings
 }
 

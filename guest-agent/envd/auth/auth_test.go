@@ -28,7 +28,7 @@ func TestGuard(t *testing.T) {
 		request, header string
 		want            int
 	}{
-		{"GET /health", "", 418}, {"GET /files", "", 418}, {"HEAD /files", "", 418}, {"POST /files", "", 418}, {"POST /init", "", 418},
+		{"GET /health", "", 418}, {"HEAD /health", "", 418}, {"GET /files", "", 418}, {"HEAD /files", "", 418}, {"POST /files", "", 418}, {"POST /init", "", 418},
 		{"POST /health", "", 401}, {"GET /init", "", 401}, {"GET /metrics", "", 401}, {"GET /envs", "", 401}, {"POST /files/compose", "", 401},
 		{"POST /process.Process/Start", "", 401}, {"POST /process.Process/Start", "wrong", 401}, {"POST /process.Process/Start", token[:31], 401},
 		{"POST /process.Process/Start", token, 418}, {"GET /health/", "", 401}, {"GET //health", "", 401},

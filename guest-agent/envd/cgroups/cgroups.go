@@ -35,7 +35,7 @@ var groups = []struct {
 }
 
 // Divide makes the groups below root and moves this process into the daemon's. The error is errors.ErrUnsupported where root
-// isn't a writable control group (v2) of its own.
+// isn't a writable control group (v2). After others, the groups may be there, without all that they are for.
 func Divide(root string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(root, &fs); err != nil || fs.Type != unix.CGROUP2_SUPER_MAGIC {
@@ -50,7 +50,7 @@ func Divide(root string) error {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(root, Daemon, "cgroup.procs"), []byte("0"), 0); err != nil {
+	if err := set(root, Daemon, "cgroup.procs", "0"); err != nil {
 		return fmt.Errorf("move into cgroup %s: %w", Daemon, err)
 	}
 	// Only a group without processes hands controllers on.
@@ -60,17 +60,26 @@ func Divide(root string) error {
 	}
 	var errs []error
 	for c := range strings.FieldsSeq(string(available)) {
-		errs = append(errs, os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+"+c), 0))
+		errs = append(errs, set(root, "", "cgroup.subtree_control", "+"+c))
 	}
 	for _, g := range groups {
 		for name, value := range g.files {
-			err := os.WriteFile(filepath.Join(root, g.name, name), []byte(value), 0)
-			if !errors.Is(err, os.ErrNotExist) { // a controller that isn't there
+			if err := set(root, g.name, name, value); !errors.Is(err, os.ErrNotExist) { // a controller that isn't there
 				errs = append(errs, err)
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// set writes one of the kernel's files.
+func set(root, group, name, value string) error {
+	f, err := os.OpenFile(filepath.Join(root, group, name), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
 }
 
 // Open opens a group, for a process to be started in.

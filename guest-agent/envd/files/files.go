@@ -91,7 +91,7 @@ func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
 	switch {
 	case how == compressed:
 		return sendCompressed(a, r, f, info)
-	case info.Mode().IsRegular() && info.Size() > 0:
+	case info.Mode().IsRegular() && info.Size() > 0 && sized(f):
 		http.ServeContent(a, r, "", info.ModTime(), f)
 		return nil
 	}
@@ -117,6 +117,17 @@ func open(path string) (*os.File, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 	return f, info, nil
+}
+
+// made are the file systems whose files are made as they are read: the size that they tell is no size.
+var made = map[int64]bool{
+	unix.PROC_SUPER_MAGIC: true, unix.SYSFS_MAGIC: true, unix.DEBUGFS_MAGIC: true, unix.TRACEFS_MAGIC: true, unix.SECURITYFS_MAGIC: true,
+}
+
+// sized says whether the file has as many bytes as it says.
+func sized(f *os.File) bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(int(f.Fd()), &st) != nil || !made[st.Type]
 }
 
 // disposition has a browser show the file, and save it under its name.

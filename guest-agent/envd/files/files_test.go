@@ -133,6 +133,10 @@ func TestDownload(t *testing.T) {
 	if resp, body := s.do("GET", at("/proc/self/status"), nil); resp.StatusCode != 200 || !strings.Contains(body, "Name:") {
 		t.Errorf("%v %q", resp.Header, body)
 	}
+	// It says that it has 4096 bytes.
+	if resp, body := s.do("GET", at("/sys/kernel/mm/transparent_hugepage/enabled"), nil, "Range", "bytes=0-"); resp.StatusCode != 404 && (resp.StatusCode != 200 || !strings.HasSuffix(body, "\n")) {
+		t.Errorf("%v %q", resp.Header, body)
+	}
 }
 
 func TestDownloadRefuses(t *testing.T) {

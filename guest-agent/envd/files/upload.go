@@ -133,7 +133,7 @@ func fileName(p *multipart.Part) string {
 func (up *upload) write(path, what string, in io.Reader) error {
 	return up.create(path, what, func(f *owned.File) error {
 		src := &source{Reader: in}
-		_, err := io.Copy(f.File, src)
+		_, err := io.CopyBuffer(struct{ io.Writer }{f.File}, src, make([]byte, piece))
 		if src.err != nil {
 			return broken(src.err)
 		}

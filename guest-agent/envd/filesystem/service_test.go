@@ -276,7 +276,7 @@ func TestWatchers(t *testing.T) {
 func TestWatcherOverflow(t *testing.T) {
 	c, home := newClient(t)
 	w := newWatcher(t, c, &filesystem.CreateWatcherRequest{Path: "~"})
-	for i := range maxQueued {
+	for i := range maxQueued/2 + 1000 {
 		must(t, os.Mkdir(filepath.Join(home, fmt.Sprint(i)), 0o755))
 		must(t, os.Remove(filepath.Join(home, fmt.Sprint(i))))
 	}

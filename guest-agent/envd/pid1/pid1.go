@@ -46,9 +46,10 @@ func Run(c Config) error {
 	signals := make(chan os.Signal, 64)
 	signal.Notify(signals, append([]os.Signal{unix.SIGCHLD, unix.SIGTERM, unix.SIGINT}, forwarded...)...)
 	if err := cgroups.Divide(cgroups.Root); err != nil {
-		slog.Warn("commands share the daemon's control group", "error", err)
-	} else if in.commands, err = cgroups.Open(cgroups.Root, cgroups.Commands); err != nil {
-		return err
+		slog.Warn("the daemon isn't kept apart from what it runs", "error", err)
+	}
+	if group, err := cgroups.Open(cgroups.Root, cgroups.Commands); err == nil {
+		in.commands = group
 	}
 	protect(1, "-1000")
 	in.startDaemon()

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// interval is how long a program waits to be reached at most. The kernel tells nobody that a socket begins to listen.
+// interval is how long a program waits to be reached at most. The kernel tells when a socket is gone, but not when one begins
+// to listen.
 const interval = time.Second
 
 // maxRelays bounds the ports.
@@ -36,14 +37,36 @@ type Forwarder struct {
 func (f *Forwarder) Run(ctx context.Context) {
 	f.relays = map[uint16]*relay{}
 	defer f.closeAll()
+	ended, err := closed(ctx)
+	if err != nil {
+		slog.Info("ports that programs have left stay taken for a moment", "time", interval, "error", err)
+	}
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		f.scan(ctx)
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+		if !f.wait(ctx, tick.C, ended) {
 			return
+		}
+	}
+}
+
+// wait waits until a scan is due, and says whether it is before ctx ends.
+func (f *Forwarder) wait(ctx context.Context, tick <-chan time.Time, ended <-chan uint16) bool {
+	for {
+		select {
+		case <-tick:
+			return true
+		case port, ok := <-ended:
+			if !ok {
+				ended = nil // the next scan is as good
+				continue
+			}
+			if _, ours := f.relays[port]; ours || port == unknown {
+				return true
+			}
+		case <-ctx.Done():
+			return false
 		}
 	}
 }

@@ -6,9 +6,11 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -118,5 +120,38 @@ func TestRelay(t *testing.T) {
 	if c, err := net.Dial("tcp", r.listener.Addr().String()); err == nil {
 		c.Close()
 		t.Error("a relay that is closed takes connections")
+	}
+}
+
+// A program that stops listening at loopback finds its port free for all addresses at once.
+func TestFreed(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: it takes root to hear of sockets' ends")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended, err := closed(ctx)
+	if err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Log("no such address here: ", err)
+			continue
+		}
+		port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+		l.Close()
+		for timeout := time.After(30 * time.Second); ; {
+			select {
+			case got := <-ended:
+				if got != port {
+					continue
+				}
+			case <-timeout:
+				t.Errorf("nothing is told of port %d", port)
+			}
+			break
+		}
 	}
 }
