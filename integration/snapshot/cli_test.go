@@ -104,7 +104,7 @@ func TestCommands(t *testing.T) {
 func says(t *testing.T, args []string, words ...string) {
 	t.Helper()
 	r := s.Cube(args...)
-	if r.Err == nil || r.Stdout != "" || strings.Count(r.Stderr, "\n") != 1 {
+	if r.Err == nil || r.Stdout != "" || strings.Count(progress.ReplaceAllString(r.Stderr, ""), "\n") != 1 {
 		t.Errorf("cube %v: %+v", args, r)
 	}
 	for _, w := range words {

@@ -23,7 +23,7 @@ func TestExt4(t *testing.T) {
 		t.Run("rollback", TestRollback)
 		t.Run("clones", TestCloneEight)
 		t.Run("output", TestOutput)
-		t.Run("mixed", TestMixed)
+		t.Run("mixed", func(t *testing.T) { mixes(t, 15) })
 	}
 	log, err := os.ReadFile(filepath.Join(s.Config.LogDir(), "cube.log"))
 	must(t, err)

@@ -14,10 +14,14 @@ import (
 // TestMixed has several containers saved, put back, cloned and their snapshots deleted at the same time, at random. In the end
 // each is where it must be, and nothing is left.
 func TestMixed(t *testing.T) {
-	steps := 4
 	if os.Getenv("CUBE_TEST_LONG") != "" {
-		steps = 60
+		mixes(t, 60)
+	} else {
+		mixes(t, 4)
 	}
+}
+
+func mixes(t *testing.T, steps int) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	st := store(t)

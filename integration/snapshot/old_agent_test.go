@@ -111,9 +111,7 @@ func TestOldAgents(t *testing.T) {
 	cube(t, "rm", "-f", fresh)
 	cube(t, "prune")
 	for range 2 {
-		if r := s.Cube("resume", id); r.Err != nil || r.Stderr != "" {
-			t.Fatalf("resume: %+v", r)
-		}
+		resumes(t, id)
 		if after := lasts(t, id); after < before {
 			t.Errorf("%d before, %d after", before, after)
 		}
@@ -127,9 +125,7 @@ func TestOldAgents(t *testing.T) {
 			t.Errorf("it goes on with guest %s, not %s", g, old)
 		}
 	}
-	if r := s.Cube("resume", id); r.Err != nil || r.Stderr != "" {
-		t.Errorf("resume: %+v", r)
-	}
+	resumes(t, id)
 	lasts(t, id)
 	cube(t, "rm", "-f", id)
 	if left, _ := os.ReadDir(s.Config.DiskDir()); len(left) > 0 {

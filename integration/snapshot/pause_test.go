@@ -123,11 +123,21 @@ func pauses(t *testing.T, cycles int) {
 	}
 }
 
+// resumed has a container go on, and returns what the user is told of how.
+func resumed(t *testing.T, id string) (note string) {
+	t.Helper()
+	r := s.Cube("resume", id)
+	if r.Err != nil {
+		t.Fatalf("resume: %+v", r)
+	}
+	return progress.ReplaceAllString(r.Stderr, "")
+}
+
 // resumes has a container go on from where it was paused.
 func resumes(t *testing.T, id string) {
 	t.Helper()
-	if r := s.Cube("resume", id); r.Err != nil || r.Stderr != "" {
-		t.Fatalf("resume: %+v", r)
+	if note := resumed(t, id); note != "" {
+		t.Fatalf("%s came back otherwise: %s", id, note)
 	}
 }
 

@@ -44,7 +44,7 @@ func TestRaces(t *testing.T) {
 	})
 	ownStack(t, func(string) (*stack.Stack, error) { return stack.Start(filepath.Dir(instrumented)) })
 	t.Run("parallel", TestParallel)
-	t.Run("mixed", TestMixed)
+	t.Run("mixed", func(t *testing.T) { mixes(t, 15) })
 	t.Run("clones", TestCloneEight)
 	t.Run("abandoned", TestCloneAbandoned)
 	t.Run("down", TestDownWhileCloning)

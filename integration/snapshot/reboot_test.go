@@ -160,9 +160,7 @@ func TestReboot(t *testing.T) {
 	// Nobody is told of what the daemon does beside its work.
 	s.Eventually(t, time.Minute, "no disks of "+ran, func() bool { return len(disks(t)) == 0 })
 
-	if r := s.Cube("resume", kept); r.Err != nil || r.Stderr != "" {
-		t.Fatalf("resume: %+v", r)
-	}
+	resumes(t, kept)
 	after := lasts(t, kept)
 	if after < before {
 		t.Errorf("%d before, %d after", before, after)

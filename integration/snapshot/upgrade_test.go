@@ -83,9 +83,7 @@ func TestUpgrade(t *testing.T) {
 	fresh := s.ID(t, "fresh")
 	cube(t, "run", "-d", "--name", fresh, stack.Image, "sleep", "1000")
 	cube(t, "prune")
-	if r := s.Cube("resume", id); r.Err != nil || r.Stderr != "" {
-		t.Fatalf("resume: %+v", r)
-	}
+	resumes(t, id)
 	if after := lasts(t, id); after < before {
 		t.Errorf("%d before, %d after", before, after)
 	}
@@ -101,17 +99,14 @@ func TestUpgrade(t *testing.T) {
 	cube(t, "rm", "-f", fresh)
 
 	must(t, os.RemoveAll(filepath.Join(filepath.Dir(s.Config.QEMUDir()), old)))
-	r := s.Cube("resume", id)
-	if r.Err != nil || !strings.Contains(r.Stderr, "not among the artefacts any more") || strings.Count(r.Stderr, "\n") != 1 {
-		t.Fatalf("resume without its QEMU: %+v", r)
+	if note := resumed(t, id); !strings.Contains(note, "not among the artefacts any more") || strings.Count(note, "\n") != 1 {
+		t.Fatalf("resume without its QEMU: %q", note)
 	}
 	// The keeper began anew, in the file of before.
 	s.Eventually(t, time.Minute, "a second beginning", func() bool { return cube(t, "exec", id, "sh", "-c", "grep -c ^1$ /n; :") == "2" })
 	connected(t, id)
 	cube(t, "pause", id)
-	if r := s.Cube("resume", id); r.Err != nil || r.Stderr != "" {
-		t.Errorf("resume: %+v", r)
-	}
+	resumes(t, id)
 	if n := cube(t, "exec", id, "grep", "-c", "^1$", "/n"); n != "2" {
 		t.Errorf("it began %s times", n)
 	}
