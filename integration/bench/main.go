@@ -3,6 +3,7 @@
 //
 //	network    without machines, in network namespaces of its own: the datapath beside plain forwarding, a place in the
 //	           network, another policy
+//	ingress    without machines: the proxy beside the same server asked directly
 //	machines   on a stack of its own: `ctr run` beside runc on the same containerd in the same run, exec, cold boot, memory
 //	           per idle machine, clones of disks
 //	snapshots  on a stack of its own: saves by what was written, restores, clones, rollback, pause and resume, what idle
@@ -38,8 +39,8 @@ func main() {
 }
 
 func run(part string, n, idle, clones int) error {
-	if !slices.Contains([]string{"", "network", "machines", "snapshots"}, part) {
-		return fmt.Errorf("there is no part %q: it takes network, machines or snapshots, or none for all", part)
+	if !slices.Contains([]string{"", "network", "ingress", "machines", "snapshots"}, part) {
+		return fmt.Errorf("there is no part %q: it takes network, ingress, machines or snapshots, or none for all", part)
 	}
 	root, err := stack.Repository()
 	if err != nil {
@@ -53,6 +54,14 @@ func run(part string, n, idle, clones int) error {
 		stop()
 		if err != nil {
 			return fmt.Errorf("network: %w", err)
+		}
+	}
+	if wanted("ingress") {
+		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+		err := ingresses(ctx, root, n)
+		stop()
+		if err != nil {
+			return fmt.Errorf("ingress: %w", err)
 		}
 	}
 	if wanted("machines") {

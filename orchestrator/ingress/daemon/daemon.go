@@ -53,6 +53,9 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 		return err
 	}
 	defer in.close()
+	if _, err := os.Stat(cfg.ProxyCertificate()); err != nil {
+		return fmt.Errorf("there is no certificate in force: %w; `cube up` sees to it, and starts the proxy", err)
+	}
 	limit, err := raiseLimit()
 	if err != nil {
 		return err
@@ -63,7 +66,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	}
 	source, err := certificate.NewSource(filepath.Join(dir, filepath.Base(cfg.ProxyCertificate())), o.Log)
 	if err != nil {
-		return fmt.Errorf("%w: `cube up` puts one in force", err)
+		return err
 	}
 	errorLog := slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug) // it is about what clients and sandboxes do
 	log.SetOutput(errorLog.Writer())                                // where the HTTP client tells of it

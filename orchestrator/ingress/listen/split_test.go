@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -241,4 +242,47 @@ func TestClose(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a connection that nobody took: %v", err)
 	}
+}
+
+// TestSlowFirstWords: who begins a handshake or a header and doesn't go on is let go, too.
+func TestSlowFirstWords(t *testing.T) {
+	l := listen(t)
+	addr := l.Addr().String()
+	srv := NewServer(l, options(Options{Hello: 300 * time.Millisecond}), http.NotFoundHandler(), log.New(io.Discard, "", 0))
+	go srv.Serve()
+	defer srv.Close()
+	for name, begin := range map[string]string{
+		"TLS":     "\x16\x03\x01",
+		"HTTP/1":  "GET / HTTP/1.1\r\nHost: x\r\n",
+		"HTTP/2":  "PRI * HTTP/2.0\r\n",
+		"a byte":  "G",
+		"nothing": "",
+	} {
+		c := dial(t, addr)
+		if _, err := io.WriteString(c, begin); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, c); err != nil && !strings.Contains(err.Error(), "reset") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// A header without end is refused long before it is taken.
+	c := dial(t, addr)
+	go func() {
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nX: "); err == nil {
+			_, _ = io.Copy(c, endless{})
+		}
+	}()
+	if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err == nil && resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Error(resp.Status)
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = 'x'
+	}
+	return len(b), nil
 }

@@ -57,7 +57,7 @@ func New(o Options) *Proxy {
 		Rewrite:        rewrite,
 		Transport:      transport{},
 		FlushInterval:  -1,
-		ModifyResponse: noteUpgrade,
+		ModifyResponse: noteAnswer,
 		ErrorHandler:   p.failed,
 		ErrorLog:       log.New(io.Discard, "", 0), // what it tells is in the access log
 		BufferPool:     &buffers{},
@@ -203,10 +203,13 @@ func (v *visit) speaksHTTP2(r *http.Request) bool {
 	return r.ProtoMajor == 2 && (r.TLS == nil || strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc"))
 }
 
-// noteUpgrade notes a status that the client gets past the visit's writer.
-func noteUpgrade(resp *http.Response) error {
+// noteAnswer notes what the visit's writer can't see of an answer: that there will be no body, and a status that the client gets
+// past it.
+func noteAnswer(resp *http.Response) error {
+	v := visitOf(resp.Request.Context())
+	v.empty = resp.ContentLength == 0 && len(resp.Trailer) == 0
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		visitOf(resp.Request.Context()).begin(resp.StatusCode)
+		v.begin(resp.StatusCode)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ type stream struct {
 	life   *life // that it is part of; nil before
 	status int
 	bytes  int64
+	empty  bool // there is nothing but a header to come; set before that is written
 
 	mu    sync.Mutex
 	begun bool // the client has got a status
@@ -61,6 +62,15 @@ func (s *stream) Write(b []byte) (int, error) {
 	n, err := s.ResponseWriter.Write(b)
 	s.bytes += int64(n)
 	return n, err
+}
+
+// FlushError is what http.ResponseController looks for. The header of an answer without a body is not sent before the answer's
+// end: in HTTP/2 it has to be the same frame that ends the stream where gRPC has its status in it.
+func (s *stream) FlushError() error {
+	if s.empty {
+		return nil
+	}
+	return s.rc.Flush()
 }
 
 // cut ends the stream from another goroutine. One that hasn't begun to answer is told why; any other breaks off, so that nobody
