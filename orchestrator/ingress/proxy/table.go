@@ -173,6 +173,10 @@ func (t *table) close() {
 func (t *table) usable(id string) (*life, ingress.Route) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.usableLocked(id)
+}
+
+func (t *table) usableLocked(id string) (*life, ingress.Route) {
 	l := t.lives[id]
 	if l == nil || !l.route.Open() || l.doubted && !t.live {
 		return nil, ingress.Route{}
@@ -216,7 +220,7 @@ func (t *table) enter(ctx context.Context, id string, s *stream, admit func(r in
 		if err := admit(r, true); err != nil {
 			return r, err
 		}
-		if _, err := t.ask(ctx, id, t.wakes, t.wake); err != nil {
+		if err := t.askToWake(ctx, id); err != nil {
 			return r, err
 		}
 	}
@@ -256,13 +260,35 @@ func unavailable(r ingress.Route, err error) (ingress.Route, error) {
 // route is in the table then.
 func (t *table) ask(ctx context.Context, id string, questions map[string]*question, put func(id string) (ingress.Route, error)) (ingress.Route, error) {
 	t.mu.Lock()
+	q := t.askLocked(id, questions, put)
+	t.mu.Unlock()
+	return q.wait(ctx)
+}
+
+// askToWake is ask for a sandbox that was paused a moment ago, and may have been woken since.
+func (t *table) askToWake(ctx context.Context, id string) error {
+	t.mu.Lock()
+	if l, _ := t.usableLocked(id); l != nil {
+		t.mu.Unlock()
+		return nil
+	}
+	q := t.askLocked(id, t.wakes, t.wake)
+	t.mu.Unlock()
+	_, err := q.wait(ctx)
+	return err
+}
+
+func (t *table) askLocked(id string, questions map[string]*question, put func(id string) (ingress.Route, error)) *question {
 	q := questions[id]
 	if q == nil {
 		q = &question{done: make(chan struct{})}
 		questions[id] = q
 		go t.answer(id, q, questions, put)
 	}
-	t.mu.Unlock()
+	return q
+}
+
+func (q *question) wait(ctx context.Context) (ingress.Route, error) {
 	select {
 	case <-q.done:
 		return q.route, q.err
