@@ -2,24 +2,16 @@ package proxy
 
 import (
 	"bufio"
-	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/cubesandbox/cube/orchestrator/ingress"
 )
@@ -226,199 +218,6 @@ func TestConnectionsArentReused(t *testing.T) {
 			_, r := w.proxy.table.usable(id)
 			return r.Epoch == w.route.Epoch
 		})
-	}
-}
-
-// TestControlPlaneAway: what is open and known goes on without the control plane, the rest is told to wait, and what has ended
-// meanwhile is cut when it is back.
-func TestControlPlaneAway(t *testing.T) {
-	s := newStreamer(t)
-	backend := httptest.NewServer(s)
-	defer backend.Close()
-	c := newControl()
-	path := filepath.Join(t.TempDir(), "route.sock")
-	start := func() *http.Server {
-		l, err := net.Listen("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		srv := &http.Server{Handler: ingress.Handler(c)}
-		go srv.Serve(l)
-		return srv
-	}
-	w := worldOf(t, c, &ingress.Client{Socket: path}, backend.Listener.Addr())
-	w.route = c.put(w.route)
-	other := w.route
-	other.SandboxID = "iother"
-	other = c.put(other)
-	if resp, body := w.get(t, "/"); resp.StatusCode != 503 || resp.Header.Get("Retry-After") != "1" {
-		t.Errorf("without any control plane: %s %s", resp.Status, body)
-	}
-	srv := start()
-	eventually(t, "it isn't known", func() bool { l, _ := w.proxy.table.usable(id); return l != nil })
-
-	ws := w.upgrade(t)
-	ws.echo(t, "before")
-	_, events := w.open(t, "/events")
-	_, download := w.open(t, "/download")
-	read := func() {
-		t.Helper()
-		s.tick <- struct{}{}
-		for range 2 {
-			if _, err := events.ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if _, err := io.CopyN(io.Discard, download, 1<<20); err != nil {
-			t.Fatal(err)
-		}
-		ws.echo(t, "on")
-	}
-	read()
-	for range 3 {
-		srv.Close()
-		eventually(t, "it isn't missed", func() bool {
-			w.proxy.table.mu.Lock()
-			defer w.proxy.table.mu.Unlock()
-			return !w.proxy.table.live
-		})
-		read()
-		if resp, body := w.get(t, "/"); resp.StatusCode != 200 {
-			t.Errorf("a known sandbox: %s %s", resp.Status, body)
-		}
-		if resp, body := w.get(t, "/", "Host", w.port+"-iunknown."+domain); resp.StatusCode != 503 || resp.Header.Get("Retry-After") != "1" {
-			t.Errorf("an unknown sandbox: %s %s", resp.Status, body)
-		}
-		c.mu.Lock()
-		c.seq = 0 // another process, which counts for itself
-		c.mu.Unlock()
-		c.put(w.route)
-		srv = start()
-		eventually(t, "it isn't found again", func() bool {
-			w.proxy.table.mu.Lock()
-			defer w.proxy.table.mu.Unlock()
-			return w.proxy.table.live
-		})
-		read()
-	}
-	srv.Close()
-	c.remove(id)
-	srv = start()
-	defer srv.Close()
-	if _, err := io.ReadAll(ws.br); err != nil && !isReset(err) {
-		t.Error(err)
-	}
-	if l, _ := w.proxy.table.usable("iother"); l == nil {
-		t.Error("the other one isn't known any more")
-	}
-}
-
-// TestUnreachableWhileAway: an address at which nobody is any more isn't used again until the control plane has said whose it is.
-func TestUnreachableWhileAway(t *testing.T) {
-	c := newControl()
-	w := worldOf(t, c, c, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1})
-	c.put(w.route)
-	eventually(t, "it isn't known", func() bool { l, _ := w.proxy.table.usable(id); return l != nil })
-	l, _ := w.proxy.table.usable(id)
-	w.proxy.table.doubt(id, l)
-	if l, _ := w.proxy.table.usable(id); l == nil {
-		t.Error("it is doubted although the control plane tells of it")
-	}
-	w.proxy.table.mu.Lock()
-	w.proxy.table.live = false
-	w.proxy.table.mu.Unlock()
-	if l, _ := w.proxy.table.usable(id); l != nil {
-		t.Error("it is used")
-	}
-	c.put(w.route)
-	eventually(t, "it isn't used again", func() bool { l, _ := w.proxy.table.usable(id); return l != nil })
-}
-
-// TestGRPC goes by HTTP/2 all the way, by TLS and without.
-func TestGRPC(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := grpc.NewServer()
-	hs := health.NewServer()
-	healthpb.RegisterHealthServer(srv, hs)
-	go srv.Serve(l)
-	defer srv.Stop()
-	c := newControl()
-	w := worldOf(t, c, c, l.Addr())
-	c.put(w.route)
-	conn, err := grpc.NewClient("passthrough:///"+w.server.Listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(w.host()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), timeout)
-	defer cancel()
-	client := healthpb.NewHealthClient(conn)
-	if _, err := client.Check(ctx, &healthpb.HealthCheckRequest{}); err != nil {
-		t.Fatal(err)
-	}
-	for range 100 { // an answer that has all in its header, by which it ends
-		if _, err := client.Check(ctx, &healthpb.HealthCheckRequest{Service: "none"}); err == nil || !strings.Contains(err.Error(), "NotFound") {
-			t.Fatalf("the status is lost: %v", err)
-		}
-	}
-	watch, err := client.Watch(ctx, &healthpb.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, status := range []healthpb.HealthCheckResponse_ServingStatus{healthpb.HealthCheckResponse_SERVING, healthpb.HealthCheckResponse_NOT_SERVING} {
-		if r, err := watch.Recv(); err != nil || r.Status != status {
-			t.Fatal(r, err)
-		}
-		hs.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
-	}
-	w.route.Epoch = "e2"
-	c.put(w.route)
-	if _, err := watch.Recv(); err == nil {
-		t.Error("the stream isn't cut")
-	}
-	if _, err := client.Check(ctx, &healthpb.HealthCheckRequest{}); err != nil {
-		t.Errorf("in the next epoch: %v", err)
-	}
-}
-
-func TestProtocolOfTheClient(t *testing.T) {
-	w := newWorld(t, mirror)
-	ts := httptest.NewUnstartedServer(w.proxy)
-	ts.EnableHTTP2 = true
-	ts.StartTLS()
-	defer ts.Close()
-	h2c := new(http.Protocols)
-	h2c.SetUnencryptedHTTP2(true)
-	for _, tc := range []struct {
-		name, url, kind, want string
-		transport             *http.Transport
-	}{
-		{"h2", ts.URL, "", "HTTP/1.1", &http.Transport{ForceAttemptHTTP2: true}},
-		{"gRPC by h2", ts.URL, "application/grpc+proto", "HTTP/2.0", &http.Transport{ForceAttemptHTTP2: true}},
-		{"gRPC by HTTP/1.1", ts.URL, "application/grpc-web", "HTTP/1.1", &http.Transport{}},
-		{"prior knowledge", w.server.URL, "", "HTTP/2.0", &http.Transport{Protocols: h2c}},
-		{"plain", w.server.URL, "", "HTTP/1.1", &http.Transport{}},
-	} {
-		tc.transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
-		r, err := http.NewRequest(http.MethodPost, tc.url+"/", strings.NewReader("x"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Host = w.host()
-		r.Header.Set("Content-Type", tc.kind)
-		resp, err := (&http.Client{Transport: tc.transport, Timeout: timeout}).Do(r)
-		if err != nil {
-			t.Fatal(tc.name, err)
-		}
-		b, _ := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		if !strings.HasPrefix(string(b), "POST / "+tc.want+"\n") {
-			t.Errorf("%s: %s", tc.name, b)
-		}
-		tc.transport.CloseIdleConnections()
 	}
 }
 
