@@ -209,3 +209,38 @@ func TestBrokenProgram(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestTerminated has the proxy end by SIGTERM: what can be finished is, what goes on longer is cut.
+func TestTerminated(t *testing.T) {
+	t.Setenv("CUBE_TIMEOUT_SCALE", "0.1")
+	w := newWorld(t)
+	w.cfg.TimeoutScale = 0.1
+	k := w.start(t, exe)
+	ws := w.upgrade(t)
+	ws.echo(t)
+	over, err := k.current.client.Life(w.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(k.current.status.PID, unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for { // it has a moment
+		st, err := k.current.client.Status(w.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Draining {
+			break
+		}
+	}
+	ws.echo(t)
+	if b, err := io.ReadAll(ws.br); len(b) > 0 || err != nil && !strings.Contains(err.Error(), "reset") {
+		t.Errorf("%q, %v", b, err)
+	}
+	select {
+	case <-over:
+	case <-w.ctx.Done():
+		t.Error("it doesn't end")
+	}
+}
