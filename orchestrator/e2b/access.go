@@ -140,6 +140,9 @@ func (s *Server) tell(x *exchange, r *http.Request, took time.Duration) {
 		slog.Int("status", x.status), slog.Int("bytes", x.size), slog.Duration("took", took),
 		slog.String("from", r.RemoteAddr), slog.String("agent", redact(r.UserAgent())),
 	}
+	if by := r.Header.Get("X-Forwarded-For"); by != "" {
+		attrs = append(attrs, slog.String("forwarded_for", redact(by)))
+	}
 	if x.team != "" {
 		attrs = append(attrs, slog.String("team", x.team))
 	}
