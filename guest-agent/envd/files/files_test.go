@@ -257,7 +257,7 @@ func TestForm(t *testing.T) {
 	}
 	for path, want := range map[string]string{"a/b": "1", "c": "2", "at-path": "3"} {
 		if b, err := os.ReadFile(filepath.Join(s.home, path)); err != nil || string(b) != want {
-			t.Errorf("%s: %q, %v", path, b, err)
+			t.Errorf("%s: %.20q, %v", path, b, err)
 		}
 	}
 }
@@ -301,7 +301,7 @@ func TestUploadRefuses(t *testing.T) {
 	}
 	s.left("dir", "first", "kept")
 	if b, err := os.ReadFile(filepath.Join(s.home, "kept")); err != nil || string(b) != "kept" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("%.20q, %v", b, err)
 	}
 }
 
@@ -327,7 +327,7 @@ func TestUploadBreaksOff(t *testing.T) {
 	s.Close() // waits for the handler
 	s.left("kept")
 	if b, err := os.ReadFile(filepath.Join(s.home, "kept")); err != nil || string(b) != "kept" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("%.20q, %v", b, err)
 	}
 }
 
@@ -354,7 +354,7 @@ func TestFullDisk(t *testing.T) {
 	all, err := os.ReadDir(small)
 	must(t, err)
 	if b, err := os.ReadFile(filepath.Join(small, "kept")); len(all) != 1 || err != nil || string(b) != "kept" {
-		t.Errorf("%v, %q, %v", all, b, err)
+		t.Errorf("%v, %.20q, %v", all, b, err)
 	}
 }
 
@@ -376,7 +376,7 @@ func TestReplace(t *testing.T) {
 	upload("dangling", "made")
 	for path, want := range map[string]string{"real/file": "new", "not-yet": "made"} {
 		if b, err := os.ReadFile(filepath.Join(s.home, path)); err != nil || string(b) != want {
-			t.Errorf("%s: %q, %v", path, b, err)
+			t.Errorf("%s: %.20q, %v", path, b, err)
 		}
 	}
 	if info, err := os.Stat(filepath.Join(s.home, "real/file")); err != nil || info.Mode() != 0o751 {
@@ -407,7 +407,7 @@ func TestOwner(t *testing.T) {
 			t.Errorf("%q is %d's", path, st.Uid)
 		}
 	}
-	// What is written in place because it is a mount keeps its owner.
+	// What is a mount is written in place.
 	bound, over := s.put("bound", "old"), s.put("over", "")
 	must(t, unix.Mount(bound, over, "", unix.MS_BIND, ""))
 	defer unix.Unmount(over, unix.MNT_DETACH)
@@ -415,7 +415,11 @@ func TestOwner(t *testing.T) {
 		t.Fatalf("%d %s", resp.StatusCode, body)
 	}
 	if b, err := os.ReadFile(bound); err != nil || string(b) != "new" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("%.20q, %v", b, err)
+	}
+	s.put("more", "more")
+	if resp, body := s.do("POST", "/files/compose", strings.NewReader(`{"source_paths":["more","over"],"destination":"over"}`)); resp.StatusCode != 400 || !strings.Contains(body, "source_paths[1]") {
+		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 }
 
@@ -433,7 +437,7 @@ func TestCompose(t *testing.T) {
 	compose(`{"source_paths":["b","a"],"destination":"a"}`, 200, `"type":"file"`)
 	for path, want := range map[string]string{"to/all": "121", "a": "21"} {
 		if b, err := os.ReadFile(filepath.Join(s.home, path)); err != nil || string(b) != want {
-			t.Errorf("%s: %q, %v", path, b, err)
+			t.Errorf("%s: %.20q, %v", path, b, err)
 		}
 	}
 	compose(`{"source_paths":["a","missing"],"destination":"b"}`, 404, "missing")
@@ -444,7 +448,7 @@ func TestCompose(t *testing.T) {
 	compose(`{"source_paths":["a"],"destination":"b","username":"nobody-here"}`, 401, "nobody-here")
 	compose(`{"source_paths":`, 400, "body")
 	if b, err := os.ReadFile(filepath.Join(s.home, "b")); err != nil || string(b) != "2" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("%.20q, %v", b, err)
 	}
 	s.left("a", "b", "to")
 }

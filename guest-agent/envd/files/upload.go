@@ -246,6 +246,10 @@ func (up *upload) appendTo(f *os.File, path string, index int) error {
 	if !info.Mode().IsRegular() {
 		return errdefs.ErrInvalidArgument.WithMessage(what + ": " + path + " is not a file")
 	}
+	// It is where the file is written in place: a copy would have no end.
+	if there, err := f.Stat(); err == nil && os.SameFile(info, there) {
+		return errdefs.ErrInvalidArgument.WithMessage(what + ": " + path + " is the destination")
+	}
 	_, err = io.Copy(f, src)
 	return err
 }
