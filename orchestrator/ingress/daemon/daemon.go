@@ -27,8 +27,8 @@ import (
 const (
 	// hello is how long a client may take for each thing that it has to say first.
 	hello = 10 * time.Second
-	// stopTimeout is how long what is open may go on after SIGTERM.
-	stopTimeout = 10 * time.Second
+	// stopTimeout is how long what is open may go on after SIGTERM. Keepers wait for longer.
+	stopTimeout = 5 * time.Second
 )
 
 // Descriptors that a keeper hands over.
