@@ -6,15 +6,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cubesandbox/cube/integration/stack"
 )
 
 // TestSDK has published versions of E2B's SDK call the daemon, as its users' programs do.
 func TestSDK(t *testing.T) {
-	cache := os.Getenv("CUBE_CACHE")
-	if cache == "" {
-		cache = "/var/cache/cube"
-	}
-	sdk := filepath.Join(cache, "sdk")
+	sdk := filepath.Join(stack.Cache(), "sdk")
 	if _, err := os.Stat(filepath.Join(sdk, "node")); err != nil {
 		t.Skipf("SKIPPED: no SDK in %s; make setup installs it", sdk)
 	}

@@ -107,10 +107,14 @@ func exited(pid int) {
 	}
 }
 
+// expire ends a process whose time is over. That it is, is known before the end is.
 func (p *Process) expire() {
-	if p.Signal(unix.SIGKILL) == nil {
+	p.mu.Lock()
+	if !p.reaped {
 		close(p.late)
 	}
+	p.mu.Unlock()
+	_ = p.Signal(unix.SIGKILL)
 }
 
 // Signal signals the process and its group. The error is errdefs.ErrNotFound when it has ended.
