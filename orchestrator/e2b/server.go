@@ -19,7 +19,7 @@ const (
 	bodyTimeout   = 30 * time.Second
 	answerTimeout = time.Minute
 	idleTimeout   = 2 * time.Minute
-	drainTimeout  = 30 * time.Second
+	drainTimeout  = 5 * time.Second // and as long again for those that are given up then
 )
 
 // headerLimit bounds a request's line and headers, in bytes.
@@ -56,8 +56,8 @@ func New(engine Engine, keys Keys, templates Templates, o Options) *Server {
 	return &Server{engine, keys, templates, o, o.Log, o.Timeout, newCounters(o.Metrics)}
 }
 
-// Serve answers on a listener, which it closes, until the context ends. Requests that are under way then are finished, if that
-// doesn't take too long.
+// Serve answers on a listener, which it closes, until the context ends. Requests that are under way then are finished, or given up
+// and told so if that takes too long.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
@@ -69,13 +69,22 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		BaseContext:       func(net.Listener) context.Context { return requests },
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong below HTTP
 	}
+	drain := func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout(drainTimeout))
+		defer cancel()
+		return srv.Shutdown(ctx)
+	}
 	ended := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
-		drain, cancel := context.WithTimeout(requests, s.timeout(drainTimeout))
-		defer cancel()
-		err := srv.Shutdown(drain)
-		cut()
-		ended <- errors.Join(err, srv.Close())
+		err := drain()
+		if errors.Is(err, context.DeadlineExceeded) {
+			cut()
+			if err = drain(); errors.Is(err, context.DeadlineExceeded) {
+				s.log.Warn("requests are still under way when the API ends")
+				err = srv.Close()
+			}
+		}
+		ended <- err
 	})
 	err := srv.Serve(l)
 	if stop() {

@@ -175,20 +175,29 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestStopCuts: a request that isn't finished in time is given up, so that the server ends.
+// TestStopCuts: a request that isn't finished in time is given up, and its client told, so that the server ends.
 func TestStopCuts(t *testing.T) {
 	engine, addr, stop, ended := serving(t, quick)
 	engine.hold, engine.entered = make(chan struct{}), make(chan struct{}, 1)
+	answered := make(chan *http.Response, 1)
 	go func() {
 		r, _ := http.NewRequest("POST", "http://"+addr+"/v2/sandboxes", strings.NewReader(`{"templateID":"base"}`))
 		r.Header.Set("X-API-KEY", testKey)
-		if resp, err := http.DefaultClient.Do(r); err == nil {
-			resp.Body.Close()
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Error(err)
+			close(answered)
+			return
 		}
+		resp.Body.Close()
+		answered <- resp
 	}()
 	<-engine.entered
 	stop()
-	if err := <-ended; !errors.Is(err, context.DeadlineExceeded) {
+	if resp := <-answered; resp != nil && (resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "") {
+		t.Errorf("%s %v", resp.Status, resp.Header)
+	}
+	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }

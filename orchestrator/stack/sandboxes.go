@@ -21,7 +21,11 @@ import (
 	"github.com/cubesandbox/cube/orchestrator/machines"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 	"github.com/cubesandbox/cube/orchestrator/templates"
+	"github.com/cubesandbox/cube/orchestrator/tracing"
 )
+
+// traceTimeout bounds how long the end of the stack waits for its last traces to be sent.
+const traceTimeout = 3 * time.Second
 
 // openSandboxes has the engine of E2B's sandboxes go on where the one before has ended.
 func (s *stack) openSandboxes(ctx context.Context) (err error) {
@@ -34,6 +38,18 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 		return err
 	}
 	s.undo.Push(s.db.Close)
+	stopTraces, err := tracing.Start(ctx, s.cfg.API.Traces, s.Version, s.Log.With("part", "traces"))
+	if err != nil {
+		return err
+	}
+	s.undo.Push(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout(traceTimeout))
+		defer cancel()
+		if err := stopTraces(ctx); err != nil {
+			s.Log.Warn("traces are lost", "error", err) // which is no failure of the stack's
+		}
+		return nil
+	})
 	log := s.Log.With("part", "sandboxes")
 	m, g := machines.New(s.cfg, c, log), guests.New(s.cfg.Timeout)
 	s.engine, err = lifecycle.New(ctx, s.db, m, g, s.cfg.SeedFile(), lifecycle.Options{
