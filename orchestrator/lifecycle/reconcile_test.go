@@ -427,11 +427,51 @@ func TestStale(t *testing.T) {
 		must(t, err)
 		must(t, s.SetTimeout(t.Context(), team, sb.ID, 2*time.Hour))
 		for _, ev := range []event{evExpire, evGone, evStill} {
-			s.advance(t.Context(), b, seen, outcome{event: ev})
+			if err := s.advance(t.Context(), b, seen, outcome{event: ev}); !errors.Is(err, errStale) {
+				t.Errorf("%s: %v", ev, err)
+			}
 		}
 		pass(time.Second)
 		if got := s.state(sb.ID); got != Running {
 			t.Errorf("it is %s", got)
+		}
+	})
+}
+
+// TestEndAmidLook: an end that is heard while somebody else looks isn't lost, whoever is first to say what he has seen.
+func TestEndAmidLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{})
+		defer s.stop()
+		sb := s.create(nil)
+		pass(time.Second)
+		first, second := make(chan struct{}), make(chan struct{})
+		looks := 0
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
+			if call == "look" && after {
+				switch looks++; looks {
+				case 1:
+					<-first
+				case 2:
+					<-second
+				}
+			}
+			return nil
+		})
+		// The first finds it at another address, so that there is another row.
+		s.host.mu.Lock()
+		s.host.machines[sb.ID].addr = s.host.addr()
+		s.host.mu.Unlock()
+		s.heard(sb.ID)
+		pass(time.Second)
+		s.host.end(sb.ID)
+		pass(time.Second)
+		close(first)
+		pass(time.Second)
+		close(second)
+		pass(time.Second)
+		if got := s.state(sb.ID); got != gone {
+			t.Errorf("it is %s after %d looks", got, looks)
 		}
 	})
 }

@@ -76,7 +76,11 @@ func (e *Engine) adopt(ctx context.Context, r *row, seen Seen) outcome {
 	switch seen.State {
 	case Runs:
 		if r.State != Resuming && r.State != Paused {
-			return outcome{event: evRuns, change: func(r *row) error { r.addr = seen.Addr; return nil }}
+			o := outcome{event: evRuns}
+			if r.addr != seen.Addr {
+				o.change = func(r *row) error { r.addr = seen.Addr; return nil }
+			}
+			return o
 		}
 		next := r.Next
 		if next == 0 { // somebody else has resumed it
@@ -182,29 +186,40 @@ func (e *Engine) backoff(b *box) time.Duration {
 	return e.Timeout(wait)
 }
 
-// settle finds out what has become of a sandbox that was at rest.
+// settle finds out what has become of a sandbox that is at rest.
 func (e *Engine) settle(b *box) {
 	e.background(func() {
-		r := b.row.Load()
-		if r == nil || r.State.busy() {
-			return
-		}
 		ctx, cancel := context.WithTimeout(e.life, e.Timeout(resumeTimeout))
 		defer cancel()
-		o := e.look(ctx, r)
-		if o.event == "" {
-			e.Log.Warn("it isn't known what has become of a sandbox", "sandbox", b.id, "error", o.err)
-			return
+		for {
+			r := b.row.Load()
+			if r == nil || r.State.busy() {
+				return
+			}
+			o := e.look(ctx, r)
+			switch {
+			case o.event == "":
+				e.Log.Warn("it isn't known what has become of a sandbox", "sandbox", b.id, "error", o.err)
+				return
+			case o.change == nil && (o.event == evRuns && r.State == Running || o.event == evStill && r.State == Paused):
+				return
+			}
+			if !errors.Is(e.advance(ctx, b, r, o), errStale) {
+				return
+			}
+			// What was found is still so, whatever else there is to the row.
 		}
-		e.advance(ctx, b, r, o)
 	})
 }
 
-// advance has happen to a sandbox what was found out while its row was seen; it is of no interest if there has been another since.
-func (e *Engine) advance(ctx context.Context, b *box, seen *row, o outcome) {
+// advance has happen to a sandbox what was found out while its row was seen. The error is errStale if there has been another row
+// since; of others it takes care.
+func (e *Engine) advance(ctx context.Context, b *box, seen *row, o outcome) error {
 	was, is, err := e.step(ctx, b, seen, o.event, o.change)
 	switch {
-	case errors.Is(err, errStale) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
+	case errors.Is(err, errStale):
+		return err
+	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
 	case err != nil:
 		e.Log.Error("what has become of a sandbox can't be written down", "sandbox", b.id, "error", err)
 		e.later(b)
@@ -214,6 +229,7 @@ func (e *Engine) advance(ctx context.Context, b *box, seen *row, o outcome) {
 		}
 		e.work(ctx, b, is)
 	}
+	return nil
 }
 
 // heard is told that a machine has ended.
@@ -248,7 +264,8 @@ func (e *Engine) due(id string) {
 	switch {
 	case r == nil:
 	case r.State == Running && !time.Now().Before(b.due(r)):
-		e.advance(e.life, b, r, outcome{event: evExpire, change: func(r *row) error {
+		// If it is stale, another deadline has an alarm of its own.
+		_ = e.advance(e.life, b, r, outcome{event: evExpire, change: func(r *row) error {
 			r.Cold = r.State == Pausing && !r.AutoPauseMemory
 			return nil
 		}})

@@ -19,7 +19,7 @@ func (c *Client) Watch(ctx context.Context, ready func(), changed func(id string
 	ctx, cancel := context.WithCancel(c.context(ctx))
 	defer cancel()
 	own := "/cube/watch/" + randomID()
-	told, errs := c.ctrd.Subscribe(ctx, fmt.Sprintf("namespace==%s,topic~=^/tasks/(start|exit|delete)$", c.cfg.Containerd.Namespace), "topic=="+own)
+	told, errs := c.ctrd.Subscribe(ctx, fmt.Sprintf("namespace==%q,topic~=%q", c.cfg.Containerd.Namespace, "^/tasks/(start|exit|delete)$"), fmt.Sprintf("topic==%q", own))
 	hail := time.NewTicker(c.cfg.Timeout(hailInterval))
 	defer hail.Stop()
 	waits := hail.C

@@ -1,0 +1,159 @@
+package e2b
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/cubesandbox/cube/guest-agent/envd/api/process"
+)
+
+// client is one who uses the API by a key of his own team.
+type client struct {
+	*testing.T
+	key  string
+	http *http.Client
+}
+
+func newClient(t *testing.T) *client {
+	return &client{T: t, key: key(t), http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+}
+
+// dial connects as a program on the stack's host does.
+func dial(ctx context.Context, network, address string) (c net.Conn, err error) {
+	err = s.Host.Do(func() error {
+		var d net.Dialer
+		c, err = d.DialContext(ctx, network, address)
+		return err
+	})
+	return c, err
+}
+
+// sandbox is what the API says of one.
+type sandbox struct {
+	ID    string `json:"sandboxID"`
+	State string `json:"state"`
+	Token string `json:"envdAccessToken"`
+}
+
+// call asks the API. The answer is decoded to into, unless that is nil.
+func (c *client) call(method, path string, body, into any) (code int, message string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.Config.Timeout(2*time.Minute))
+	defer cancel()
+	var b []byte
+	if body != nil {
+		if b, err = json.Marshal(body); err != nil {
+			return 0, "", err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+s.Config.API.Listen.String()+path, bytes.NewReader(b))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("X-API-KEY", c.key)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, "", err
+	}
+	if resp.StatusCode/100 == 2 && into != nil {
+		return resp.StatusCode, "", json.Unmarshal(text, into)
+	}
+	return resp.StatusCode, string(text), nil
+}
+
+// do is call for what has to answer with a code.
+func (c *client) do(method, path string, body, into any, want int) {
+	c.Helper()
+	code, message, err := c.call(method, path, body, into)
+	if err != nil || code != want {
+		c.Fatalf("%s %s: %d %s, %v", method, path, code, message, err)
+	}
+}
+
+func (c *client) create(body map[string]any) sandbox {
+	c.Helper()
+	if body == nil {
+		body = map[string]any{}
+	}
+	body["templateID"] = "base"
+	if body["timeout"] == nil {
+		body["timeout"] = 3600
+	}
+	var sb sandbox
+	c.do("POST", "/v2/sandboxes", body, &sb, 201)
+	return sb
+}
+
+// state is a sandbox's, "" for one that isn't there.
+func (c *client) state(id string) string {
+	c.Helper()
+	var sb sandbox
+	code, message, err := c.call("GET", "/sandboxes/"+id, nil, &sb)
+	if err != nil || code != 200 && code != 404 {
+		c.Fatalf("get %s: %d %s, %v", id, code, message, err)
+	}
+	return sb.State
+}
+
+// list is all of the team's, by id.
+func (c *client) list() map[string]sandbox {
+	c.Helper()
+	var all []sandbox
+	c.do("GET", "/v2/sandboxes", nil, &all, 200)
+	byID := map[string]sandbox{}
+	for _, sb := range all {
+		byID[sb.ID] = sb
+	}
+	return byID
+}
+
+// run runs a command line in a sandbox, by the proxy, and returns what it writes.
+func (c *client) run(sb sandbox, command string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.Config.Timeout(time.Minute))
+	defer cancel()
+	rpc := process.NewProcessClient(c.http, "http://"+s.Config.Proxy.Listen.String())
+	req := connect.NewRequest(&process.StartRequest{Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", command}}, Stdin: new(bool)})
+	for k, v := range map[string]string{"E2b-Sandbox-Id": sb.ID, "E2b-Sandbox-Port": "49983", "X-Access-Token": sb.Token} {
+		req.Header().Set(k, v)
+	}
+	events, err := rpc.Start(ctx, req)
+	if err != nil {
+		return "", err
+	}
+	defer events.Close()
+	var out strings.Builder
+	for events.Receive() {
+		e := events.Msg().GetEvent()
+		out.Write(e.GetData().GetStdout())
+		out.Write(e.GetData().GetStderr())
+		if end := e.GetEnd(); end != nil {
+			if end.GetExitCode() != 0 {
+				return out.String(), fmt.Errorf("%s: %s", end.GetStatus(), out.String())
+			}
+			return out.String(), nil
+		}
+	}
+	return out.String(), fmt.Errorf("it has no end: %w", events.Err())
+}
+
+// says sees that a command in a sandbox writes that.
+func (c *client) says(sb sandbox, command, want string) {
+	c.Helper()
+	if got, err := c.run(sb, command); err != nil || strings.TrimSpace(got) != want {
+		c.Errorf("%s: %s writes %q, %v", sb.ID, command, got, err)
+	}
+}
