@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,8 +25,16 @@ type client struct {
 	http *http.Client
 }
 
+// teams counts them.
+var teams atomic.Int32
+
 func newClient(t *testing.T) *client {
-	return &client{T: t, key: key(t), http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	t.Helper()
+	r := s.Cube("key", "create", "--team", fmt.Sprintf("team-%d", teams.Add(1)))
+	if r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	return &client{T: t, key: strings.TrimSpace(r.Stdout), http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
 // dial connects as a program on the stack's host does.

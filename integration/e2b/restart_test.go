@@ -183,7 +183,7 @@ func TestMachineDies(t *testing.T) {
 			end(t, "containerd-shim-cube-v2", sb.ID)
 		}
 		s.Eventually(t, time.Minute, "its end", func() bool { return c.state(sb.ID) == "" })
-		if code, message, err := c.call("GET", "/sandboxes/"+sb.ID, nil, nil); err != nil || code != 404 || !strings.Contains(message, "it ended at") {
+		if code, message, err := c.call("GET", "/sandboxes/"+sb.ID, nil, nil); err != nil || code != 404 || !strings.Contains(message, "ended") {
 			t.Errorf("%s: %d %s, %v", victim, code, message, err)
 		}
 		if _, message, err := other.call("GET", "/sandboxes/"+sb.ID, nil, nil); err != nil || strings.Contains(message, "ended") {

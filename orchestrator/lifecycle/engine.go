@@ -190,6 +190,14 @@ func (e *Engine) missing(team, id string) error {
 	if team == "" {
 		return none
 	}
+	e.mu.Lock()
+	b := e.boxes[id]
+	e.mu.Unlock()
+	if b != nil {
+		if r := b.row.Load(); r != nil && r.Team == team && r.Reason != "" { // what is left of it is being removed
+			return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found: it has ended: %s", id, r.Reason))
+		}
+	}
 	ctx, cancel := context.WithTimeout(e.life, writeTimeout)
 	defer cancel()
 	when, why, err := e.db.Ended(ctx, team, id)
