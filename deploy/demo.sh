@@ -35,10 +35,24 @@ timed "Python" "$tree/bin/cube" run --rm $image python3 -c \
 timed "the same by containerd's own client" "$tree/bin/ctr" -a "$socket" run --rm --runtime io.cube.v2 \
 	--snapshotter cube $image "demo-$$" sh -c 'echo "hello from Linux $(uname -r)"'
 
-printf '\n%s\n\n' "$(printf '%s\n' "${times[@]}")"
+timed "import of the image for E2B's sandboxes" "$tree/bin/cube" image import "$CUBE_CACHE/images/base-bookworm.tar"
+timed "the template base: a machine with envd, saved and tried" "$tree/bin/cube" template build --public base cube.local/base:bookworm
+
+printf '\n%s\n' "$(printf '%s\n' "${times[@]}")"
+
+# E2B's own SDK, from npm.
+printf '\n# What E2B'"'"'s SDK does with it: deploy/demo.mjs\n'
+cp "$tree/deploy/demo.mjs" "$CUBE_CACHE/sdk/demo.mjs"
+key=$("$tree/bin/cube" key create)
+E2B_API_KEY=$key E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3002 "$CUBE_CACHE/sdk/node" "$CUBE_CACHE/sdk/demo.mjs" ||
+	fail "the demo with E2B's SDK failed"
+"$tree/bin/cube" key revoke "$key" >/dev/null
+
 cat <<END
 The stack goes on running. Try:
   bin/cube run --rm -it $image bash
   bin/ctr -a $socket run --rm -t --runtime io.cube.v2 --snapshotter cube $image box bash
   bin/cube doctor;  bin/cube down
+An SDK of E2B's, unmodified, takes
+  export E2B_API_KEY=\$(bin/cube key create) E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3002
 END
