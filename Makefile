@@ -10,7 +10,7 @@ export HOME ?= /root
 
 # The set-up scripts take turns anyway, and Go's builds use all processors.
 .NOTPARALLEL:
-.PHONY: help run test test-unit test-long bench build lint generate setup guest up down clean root
+.PHONY: help run test test-unit test-long bench build lint generate setup guest kernel up down clean root
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -35,6 +35,9 @@ setup: root ## Debian packages, tools, QEMU, guest image, demo image
 
 guest: root ## only the guest image, after a change of the agent
 	@deploy/setup/guest.sh
+
+kernel: root ## a small guest kernel of our own, built from Debian's sources; way back: deploy/setup/guest.sh debian
+	@deploy/setup/guest.sh small
 
 build: ## Cube's binaries, into bin/
 	@deploy/setup/build.sh

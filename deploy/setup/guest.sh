@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
 # Makes the guest artefact: kernel, initramfs with agent and crun, modules. Nothing is installed on the host.
+#   guest.sh debian   with the kernel of Debian's package
+#   guest.sh small    with the one that kernel.sh builds
+#   guest.sh          with that of the two which the artefact in use has; Debian's where there is none
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 need_root "set-up"
 lock
@@ -27,10 +30,27 @@ unpack_parts() {
 	mv "$tmp" "$parts"
 }
 
-make_guest() {
-	"$tree/bin/cube-artefact" guest --out "$out" --packages "$parts/packages" --kernel "$parts/kernel" --crun "$parts/crun" \
-		--release "$(cat "$parts/release")" --agent "$tree/bin/cube-agent" --envd "$tree/bin/cube-envd"
+# in_use: which of the two kernels the artefact in use has.
+in_use() {
+	if grep -q '^  "kernel": ".*-cube",$' "$out/current/manifest.json" 2>/dev/null; then echo small; else echo debian; fi
 }
+
+make_guest() {
+	local from=$parts/kernel release=$parts/release list=$parts/packages
+	if [ "$kernel" = small ]; then
+		from=$CUBE_CACHE/kernel release=$CUBE_CACHE/kernel/release list=$CUBE_CACHE/tmp/packages
+		cat "$CUBE_CACHE/kernel/packages" "$parts/crun.list" >"$list"
+	fi
+	"$tree/bin/cube-artefact" guest --out "$out" --packages "$list" --kernel "$from" --crun "$parts/crun" \
+		--release "$(cat "$release")" --agent "$tree/bin/cube-agent" --envd "$tree/bin/cube-envd"
+}
+
+kernel=${1:-$(in_use)}
+case $kernel in
+debian) ;;
+small) "$tree/deploy/setup/kernel.sh" ;;
+*) fail "usage: guest.sh [debian|small]" ;;
+esac
 
 if [ -n "${CUBE_UPDATE:-}" ] || ! fresh guest-parts "$parts_key" || [ ! -e "$parts/release" ]; then
 	step "guest kernel and crun" unpack_parts

@@ -1,4 +1,4 @@
-// Package agent drives the agent in a real guest: Debian's kernel in an emulated QEMU, the agent as PID 1, crun.
+// Package agent drives the agent in a real guest: the guest image's kernel in an emulated QEMU, the agent as PID 1, crun.
 package agent
 
 import (

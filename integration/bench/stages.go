@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -77,36 +76,4 @@ var (
 	}
 	// moment finds when.
 	moment = regexp.MustCompile(`^time="?([^" ]+)"? .*msg="(prepare snapshot|get snapshot mounts|creating task|connecting to shim)`)
-	// made finds how long a base snapshot took.
-	made = regexp.MustCompile(`msg="made a base snapshot".* took=([0-9.]+(?:ms|s|m[0-9.]+s))`)
 )
-
-// boots measures cold boots: what the first machine of a shape takes.
-func (b *bench) boots() error {
-	for _, memory := range []string{"512MiB", "1GiB"} {
-		id := b.id("boot", len(memory))
-		if r := b.Ctr(runArgs("io.cube.v2", id, []string{"true"}, "io.cube.memory="+memory)...); r.Err != nil {
-			return r.Err
-		}
-	}
-	var took sample
-	for _, name := range []string{"cube.log", "containerd.log"} {
-		text, err := os.ReadFile(filepath.Join(b.Config.LogDir(), name))
-		if err != nil {
-			return err
-		}
-		for _, m := range made.FindAllStringSubmatch(string(text), -1) {
-			d, err := time.ParseDuration(m[1])
-			if err != nil {
-				return err
-			}
-			took = append(took, d)
-		}
-	}
-	fmt.Printf("\n### Cold boot to the agent's answer, and saving it as a base snapshot\n\n%d shapes: ", len(took))
-	for _, d := range took {
-		fmt.Printf("%.1f s ", d.Seconds())
-	}
-	fmt.Println()
-	return nil
-}

@@ -1,15 +1,22 @@
 package snapshot
 
 import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cubesandbox/cube/integration/stack"
+	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/artefact"
+	"github.com/cubesandbox/cube/vmm/memory"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // ownArtefacts has the stack that the test starts use artefacts that are its own.
@@ -53,8 +60,41 @@ func another(t *testing.T, current string) {
 	must(t, err)
 }
 
+// breakDisk has a saved root disk be what a guest that has destroyed its own file system would leave: what is saved is whole, but
+// no file system.
+func breakDisk(t *testing.T, st *snapshot.Store, id string) (heal func()) {
+	t.Helper()
+	info, err := st.Inspect(id)
+	must(t, err)
+	dir := filepath.Join(s.Config.SnapshotDir(), id)
+	disk, description := filepath.Join(dir, vmm.DiskFile(vmm.RootSerial)), filepath.Join(dir, "snapshot.json")
+	for _, path := range []string{disk, description} {
+		must(t, os.Rename(path, path+".whole"))
+		must(t, copyFile(path+".whole", path))
+	}
+	f, err := os.OpenFile(disk, os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	const superblock, size = 1024, 1024
+	_, err = f.WriteAt(make([]byte, size), superblock)
+	must(t, err)
+	n := slices.IndexFunc(info.Disks, func(d snapshot.Disk) bool { return d.Serial == vmm.RootSerial })
+	info.Disks[n].File.Digests, err = memory.Digest(f, info.Disks[n].File.Size)
+	must(t, err)
+	b, err := json.Marshal(info)
+	must(t, err)
+	b, err = json.Marshal(map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256(b)), "snapshot": json.RawMessage(b)})
+	must(t, err)
+	must(t, os.WriteFile(description, b, 0o600))
+	return func() {
+		for _, path := range []string{disk, description} {
+			must(t, os.Rename(path+".whole", path))
+		}
+	}
+}
+
 // TestUpgrade: what was saved with an older QEMU goes on with it as long as that is there, and comes back from its disk when it
-// isn't.
+// isn't, if there is a file system on that.
 func TestUpgrade(t *testing.T) {
 	if os.Getenv("CUBE_TEST_LONG") == "" {
 		t.Skip("it takes a minute and a stack of its own: CUBE_TEST_LONG=1 runs it")
@@ -99,6 +139,14 @@ func TestUpgrade(t *testing.T) {
 	cube(t, "rm", "-f", fresh)
 
 	must(t, os.RemoveAll(filepath.Join(filepath.Dir(s.Config.QEMUDir()), old)))
+	heal := breakDisk(t, st, cube(t, "snapshot", "ls", "-q"))
+	if r := s.Cube("resume", id); r.Err == nil || !strings.Contains(r.Stderr, "resume container "+id) {
+		t.Errorf("resume with a broken disk: %+v", r)
+	} else {
+		t.Logf("with a broken disk: %s", r.Stderr)
+	}
+	isPaused(t, id)
+	heal()
 	if note := resumed(t, id); !strings.Contains(note, "not among the artefacts any more") || strings.Count(note, "\n") != 1 {
 		t.Fatalf("resume without its QEMU: %q", note)
 	}

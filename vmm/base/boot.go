@@ -22,6 +22,10 @@ import (
 // 10 s.
 const bootTimeout = 90 * time.Second
 
+// hangTimeout is how long the first try of an emulated guest may take. Once in some dozens of boots one of several CPUs stands
+// still, half a second into its kernel's time, and never answers (seen with QEMU 7.2, at loads of 3 and more).
+const hangTimeout = 45 * time.Second
+
 // deathDelay is how much later than a broken agent channel the machine's end may be known.
 const deathDelay = time.Second
 
@@ -31,6 +35,22 @@ const (
 	initrdFile  = "initrd.img"
 	modulesFile = "modules.img"
 )
+
+// bootAgain is boot for a guest that nothing depends on yet: one that hangs is given up for another.
+func (l *Launcher) bootAgain(ctx context.Context, art artefacts, kind accel.Kind, shape vmm.Shape) (*qemu.Machine, *os.File, error) {
+	if kind == accel.TCG {
+		first, cancel := context.WithTimeout(ctx, l.cfg.Timeout(hangTimeout))
+		defer cancel()
+		m, mem, err := l.boot(first, art, kind, shape)
+		var failed *vmm.BootError
+		hangs := errors.As(err, &failed) && failed.Stage == "agent" && first.Err() != nil && ctx.Err() == nil
+		if !hangs {
+			return m, mem, err
+		}
+		l.log.Warn("an emulated guest hangs; it is booted once more", "shape", shape, "error", err)
+	}
+	return l.boot(ctx, art, kind, shape)
+}
 
 // boot starts a machine of its own from the kernel and has the guest settled. mem is its memory, which outlives it.
 func (l *Launcher) boot(ctx context.Context, art artefacts, kind accel.Kind, shape vmm.Shape) (_ *qemu.Machine, mem *os.File, err error) {

@@ -18,7 +18,7 @@ const saveTimeout = 10 * time.Second
 
 // build boots a machine and saves it into dir, synced.
 func (l *Launcher) build(ctx context.Context, art artefacts, key Key, tscKHz int, dir string) (err error) {
-	m, mem, err := l.boot(ctx, art, key.Accel, key.Shape)
+	m, mem, err := l.bootAgain(ctx, art, key.Accel, key.Shape)
 	if err != nil {
 		return err
 	}

@@ -131,6 +131,32 @@ func TestLaunch(t *testing.T) {
 	}
 }
 
+// TestLaunchHangs: a guest that doesn't answer is given up for another one.
+func TestLaunchHangs(t *testing.T) {
+	patient := testguest.Config(t)
+	if kvmWorks() {
+		t.Skip("this host has KVM")
+	}
+	cfg := *patient
+	cfg.TimeoutScale = 0.05
+	var boots atomic.Int32
+	l := base.NewLauncher(&cfg, func(ctx context.Context, agent net.Conn) error {
+		if boots.Add(1) > 1 {
+			return settle(&cfg)(ctx, agent)
+		}
+		<-ctx.Done()
+		cfg.TimeoutScale = patient.TimeoutScale
+		return ctx.Err()
+	}, slog.Default())
+	m, _ := launch(t, patient, l, "hangs", vmm.Shape{VCPUs: 1, MemoryMiB: 256})
+	if err := stop(m); err != nil {
+		t.Error(err)
+	}
+	if n := boots.Load(); n != 2 {
+		t.Errorf("booted %d times", n)
+	}
+}
+
 func TestLaunchFails(t *testing.T) {
 	cfg := testguest.Config(t)
 	boom := errors.New("no agent here")

@@ -165,14 +165,19 @@ func TestInitramfs(t *testing.T) {
 	}
 }
 
-// TestBuiltIn packs a kernel that has built in all that booting takes.
+// TestBuiltIn packs a kernel that was built without modules.
 func TestBuiltIn(t *testing.T) {
 	in := packages(t)
 	var builtin strings.Builder
 	for _, m := range bootModules {
 		fmt.Fprintf(&builtin, "kernel/drivers/x/%s.ko\n", m)
 	}
-	write(t, filepath.Join(string(in.Kernel), "lib/modules", release, "modules.builtin"), builtin.String())
+	tree := filepath.Join(string(in.Kernel), "lib/modules", release)
+	remove(t, filepath.Join(tree, "kernel"))
+	write(t, filepath.Join(tree, "modules.builtin"), builtin.String())
+	for _, f := range []string{"modules.dep", "modules.alias", "modules.softdep"} {
+		write(t, filepath.Join(tree, f), "")
+	}
 	dir, err := Publish(t.TempDir(), in)
 	if err != nil {
 		t.Fatal(err)
@@ -186,8 +191,17 @@ func TestBuiltIn(t *testing.T) {
 			t.Errorf("%s is in the initramfs", at)
 		}
 	}
-	if got := debugfs(t, filepath.Join(dir, Modules), "modules.builtin"); got != builtin.String() {
-		t.Errorf("modules.builtin is %q", got)
+	// The guest's modprobe finds what is built in, and files that name nothing else.
+	for file, want := range map[string]string{"modules.builtin": builtin.String(), "modules.dep": "", "modules.alias": "", "modules.softdep": ""} {
+		if got := debugfs(t, filepath.Join(dir, Modules), file); got != want {
+			t.Errorf("%s is %q, want %q", file, got, want)
+		}
+	}
+
+	short := strings.Replace(builtin.String(), "kernel/drivers/x/virtio_console.ko\n", "", 1)
+	write(t, filepath.Join(tree, "modules.builtin"), short)
+	if _, err := Publish(t.TempDir(), in); err == nil || !strings.Contains(err.Error(), "has no module virtio_console") {
+		t.Errorf("without a driver that booting takes: %v", err)
 	}
 }
 
@@ -267,7 +281,7 @@ func debugfs(t *testing.T, image, file string) string {
 	var out, msgs bytes.Buffer
 	cmd := exec.Command(tool, "-R", "cat /"+file, image)
 	cmd.Stdout, cmd.Stderr = &out, &msgs
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Run(); err != nil || strings.Contains(msgs.String(), "not found") {
 		t.Fatalf("debugfs: %v: %s", err, msgs.String())
 	}
 	return out.String()

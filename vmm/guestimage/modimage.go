@@ -42,7 +42,12 @@ func writeModulesImage(file string, s *moduleSet, envd string) error {
 
 // modulesTree chooses the modules, and of depmod's files the lines about them.
 func modulesTree(s *moduleSet) (artefact.Tree, error) {
-	chosen, err := s.order(slices.Concat(bootModules, offeredModules, s.matching(offered, withheld))...)
+	names := slices.Concat(bootModules, offeredModules, s.matching(offered, withheld))
+	if len(s.files) == 0 {
+		// Built without modules: what this kernel has not built in it does without, but for what booting takes.
+		names = bootModules
+	}
+	chosen, err := s.order(names...)
 	if err != nil {
 		return nil, err
 	}
