@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/integration/stack"
+	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/usage"
 )
 
@@ -26,8 +27,12 @@ func pruned(t *testing.T, kind string, args ...string) (names []string) {
 			names = append(names, r.Name)
 		}
 	}
-	if len(freed.Notes) > 0 {
-		t.Errorf("notes: %q", freed.Notes)
+	// Artefacts are shared with the host's own stack; while its store isn't mounted, prune keeps them all and says so.
+	others := "the store in " + config.Default().StateDir + " isn't mounted"
+	for _, note := range freed.Notes {
+		if !strings.Contains(note, others) {
+			t.Errorf("note: %q", note)
+		}
 	}
 	return names
 }
