@@ -21,6 +21,9 @@ const (
 // EnvdPort is where envd listens in every sandbox. It asks for tokens of its own.
 const EnvdPort = 49983
 
+// TunnelProtocol is what a client upgrades to for a port's bytes as they are, whatever is spoken there.
+const TunnelProtocol = "cube-tcp"
+
 // Route is the way into a sandbox.
 type Route struct {
 	SandboxID string `json:"sandboxID"`

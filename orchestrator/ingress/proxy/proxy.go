@@ -146,9 +146,18 @@ func (p *Proxy) forward(v *visit, r *http.Request) (err error) {
 		return &refusal{SandboxID: v.to.SandboxID, Message: "The endpoint is reserved for the E2B control plane", Code: http.StatusNotFound}
 	}
 	pass := &pass{to: v.to, traffic: r.Header.Get(target.HeaderToken), req: r}
-	if v.route, err = p.table.enter(r.Context(), v.to.SandboxID, v.stream, pass.admit); err != nil {
+	admit, forward := pass.admit, p.request
+	if tunnels(r) {
+		admit, forward = pass.admitTunnel, p.tunnel
+	}
+	if v.route, err = p.table.enter(r.Context(), v.to.SandboxID, v.stream, admit); err != nil {
 		return err
 	}
+	return forward(v, r)
+}
+
+// request hands on one request, with its answer or what it is upgraded to.
+func (p *Proxy) request(v *visit, r *http.Request) error {
 	v.body = &body{ReadCloser: r.Body}
 	p.reverse.ServeHTTP(v, r.WithContext(context.WithValue(r.Context(), visitKey{}, v)))
 	return nil
