@@ -99,7 +99,7 @@ func (d *DB) migrate(ctx context.Context) error {
 		return err
 	}
 	if version > len(migrations) {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("it has version %d and this cube knows up to %d: run the newer cube, or restore the file's backup", version, len(migrations)))
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%s has version %d and this cube knows up to %d: run the newer cube, or restore the file's backup", d.path, version, len(migrations)))
 	}
 	for ; version < len(migrations); version++ {
 		err := d.update(ctx, func(tx *sql.Tx) error {
@@ -141,6 +141,8 @@ func (d *DB) explain(what string, err error) error {
 		return errdefs.ErrNotFound
 	case errdefs.IsDataLoss(err):
 		return errdefs.ErrDataLoss.WithMessage(d.damage(err))
+	case errdefs.IsNotFound(err), errdefs.IsAlreadyExists(err), errdefs.IsInvalidArgument(err), errdefs.IsFailedPrecondition(err):
+		return err // it is about a row, and says all
 	case !errors.As(err, &failed):
 		return fmt.Errorf("%s %s: %w", what, d.path, err)
 	}
@@ -148,7 +150,7 @@ func (d *DB) explain(what string, err error) error {
 	case lib.SQLITE_CORRUPT, lib.SQLITE_NOTADB:
 		return errdefs.ErrDataLoss.WithMessage(d.damage(err))
 	case lib.SQLITE_FULL:
-		return errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("%s %s: the disk is full", what, d.path))
+		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("%s %s: the disk is full", what, d.path))
 	case lib.SQLITE_BUSY:
 		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("%s %s: another process has it", what, d.path))
 	}

@@ -27,7 +27,7 @@ type Sandbox struct {
 	StartedAt       time.Time
 	// Deadline is what its owner makes of it.
 	Deadline time.Time
-	Metadata map[string]string
+	Metadata map[string]string // no key has NUL in it
 	// Spec is its owner's, in JSON.
 	Spec json.RawMessage
 }
@@ -73,16 +73,21 @@ func (d *DB) AddSandbox(ctx context.Context, s Sandbox) error {
 }
 
 // SetSandbox writes a row's state, times and spec, if its state is still from; otherwise it is errdefs.ErrFailedPrecondition.
+// After an error, also that of the context, the row is as it was.
 func (d *DB) SetSandbox(ctx context.Context, s Sandbox, from string) error {
-	res, err := d.write.ExecContext(ctx, "UPDATE sandboxes SET state = ?, started = ?, deadline = ?, spec = ? WHERE id = ? AND state = ?",
-		s.State, stamp(s.StartedAt), stamp(s.Deadline), string(s.Spec), s.ID, from)
-	if err != nil {
-		return d.explain("write to", err)
-	}
-	if n, err := res.RowsAffected(); err != nil || n == 0 {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("sandbox %s isn't %s any more", s.ID, from))
-	}
-	return nil
+	// By itself the statement could be done and told as given up, if the context ends while the disk is waited for.
+	err := d.update(ctx, func(tx *sql.Tx) error {
+		res, err := tx.ExecContext(ctx, "UPDATE sandboxes SET state = ?, started = ?, deadline = ?, spec = ? WHERE id = ? AND state = ?",
+			s.State, stamp(s.StartedAt), stamp(s.Deadline), string(s.Spec), s.ID, from)
+		if err != nil {
+			return err
+		}
+		if n, err := res.RowsAffected(); err != nil || n == 0 {
+			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("sandbox %s isn't %s any more", s.ID, from))
+		}
+		return nil
+	})
+	return d.explain("write to", err)
 }
 
 // DropSandbox deletes a row, if there is one. reason is why it has ended, "" if somebody has asked for it.
@@ -137,18 +142,6 @@ func (d *DB) SandboxesIn(ctx context.Context, states ...string) ([]Sandbox, erro
 	})
 }
 
-// Count counts a team's rows in these states; team "" is all.
-func (d *DB) Count(ctx context.Context, team string, states ...string) (n int, err error) {
-	args := []any{}
-	q := "SELECT count(*) FROM sandboxes WHERE state IN " + list(&args, states)
-	if team != "" {
-		q += " AND team = ?"
-		args = append(args, team)
-	}
-	err = d.read.QueryRowContext(ctx, q, args...).Scan(&n)
-	return n, d.explain("read", err)
-}
-
 // Filter says which rows of a team are listed, and how.
 type Filter struct {
 	Team     string
@@ -163,35 +156,47 @@ type Filter struct {
 
 // Sandboxes lists rows by when they were started.
 func (d *DB) Sandboxes(ctx context.Context, f Filter) ([]Sandbox, error) {
-	args := []any{f.Team}
-	q := "SELECT " + sandboxColumns + " FROM sandboxes s WHERE team = ?"
+	where, args := f.where()
 	order, behind := "DESC", "<"
 	if f.Ascending {
 		order, behind = "ASC", ">"
 	}
 	if !f.After.IsZero() {
-		q += fmt.Sprintf(" AND (started, id) %s (?, ?)", behind)
+		where += fmt.Sprintf(" AND (started, id) %s (?, ?)", behind)
 		args = append(args, stamp(f.After), f.AfterID)
 	}
-	if !f.Since.IsZero() {
-		q += " AND started > ?"
-		args = append(args, stamp(f.Since))
-	}
-	q += " AND state IN " + list(&args, f.States)
-	if f.Template != "" {
-		q += " AND template = ?"
-		args = append(args, f.Template)
-	}
-	for _, k := range slices.Sorted(maps.Keys(f.Metadata)) {
-		q += " AND EXISTS (SELECT 1 FROM metadata WHERE sandbox = s.id AND key = ? AND value = ?)"
-		args = append(args, k, f.Metadata[k])
-	}
-	q += fmt.Sprintf(" ORDER BY started %s, id %[1]s LIMIT ?", order)
+	q := fmt.Sprintf("SELECT %s FROM sandboxes s WHERE %s ORDER BY started %s, id %[3]s LIMIT ?", sandboxColumns, where, order)
 	rows, err := d.read.QueryContext(ctx, q, append(args, f.Limit)...)
 	return collect(d, rows, err, func(s *Sandbox) error {
 		to, read := s.fields()
 		return errors.Join(rows.Scan(to...), read())
 	})
+}
+
+// CountSandboxes counts the rows that all pages of Sandboxes have.
+func (d *DB) CountSandboxes(ctx context.Context, f Filter) (n int, err error) {
+	where, args := f.where()
+	err = d.read.QueryRowContext(ctx, "SELECT count(*) FROM sandboxes s WHERE "+where, args...).Scan(&n)
+	return n, d.explain("read", err)
+}
+
+// where is the condition of rows on any page.
+func (f *Filter) where() (where string, args []any) {
+	args = []any{f.Team}
+	where = "team = ? AND state IN " + list(&args, f.States)
+	if !f.Since.IsZero() {
+		where += " AND started > ?"
+		args = append(args, stamp(f.Since))
+	}
+	if f.Template != "" {
+		where += " AND template = ?"
+		args = append(args, f.Template)
+	}
+	for _, k := range slices.Sorted(maps.Keys(f.Metadata)) {
+		where += " AND EXISTS (SELECT 1 FROM metadata WHERE sandbox = s.id AND key = ? AND value = ?)"
+		args = append(args, k, f.Metadata[k])
+	}
+	return where, args
 }
 
 // list is a list of values for IN, which it adds to the arguments.

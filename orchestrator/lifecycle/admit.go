@@ -16,26 +16,60 @@ import (
 // headroom is memory of the host's that no sandbox gets, in bytes.
 const headroom = 256 << 20
 
-// admit lets a machine of that memory be started, when it is its turn, until release is called, however often. What there isn't enough of is
-// errdefs.ErrResourceExhausted where the team has its share, otherwise errdefs.ErrUnavailable.
-func (e *Engine) admit(ctx context.Context, r *row) (release func(), err error) {
-	err = e.stage(ctx, stageAdmit, r.ID, func(ctx context.Context) error {
-		release, err = e.admitted(ctx, r.Team, r.MemoryMB)
-		return err
-	})
-	return release, err
+// admission is that a machine may be started. Its functions can be called more than once.
+type admission struct {
+	// counted says that the sandbox's row has it run, which counts by itself from then on.
+	counted func()
+	// release says that the machine is up, or isn't going to be.
+	release func()
 }
 
-func (e *Engine) admitted(ctx context.Context, team string, memoryMB int) (release func(), err error) {
-	if e.MaxSandboxes > 0 {
-		n, err := e.db.Count(ctx, team, string(Creating), string(Running), string(Snapshotting), string(Resuming), string(Pausing))
-		if err != nil {
-			return nil, err
+// admit lets a machine of that memory be started, when it is its turn, until it is released. What there isn't enough of is
+// errdefs.ErrResourceExhausted where the team has its share, otherwise errdefs.ErrUnavailable.
+func (e *Engine) admit(ctx context.Context, r *row) (a admission, err error) {
+	err = e.stage(ctx, stageAdmit, r.ID, func(ctx context.Context) error {
+		if a.counted, err = e.share(r.Team); err != nil {
+			return err
 		}
-		if n >= e.MaxSandboxes {
-			return nil, errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("team %s runs %d sandboxes, which is all that it may: kill or pause one, or raise max_sandboxes", team, n))
+		start, err := e.turn(ctx, r.MemoryMB)
+		if err != nil {
+			a.counted()
+			return err
+		}
+		a.release = func() { a.counted(); start() }
+		return nil
+	})
+	return a, err
+}
+
+// share lets a team run one sandbox more.
+func (e *Engine) share(team string) (counted func(), err error) {
+	if e.MaxSandboxes == 0 {
+		return func() {}, nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := e.admitted[team]
+	for _, b := range e.boxes {
+		if r := b.row.Load(); r != nil && r.Team == team && r.State != Paused && r.State != Killing {
+			n++
 		}
 	}
+	if n >= e.MaxSandboxes {
+		return nil, errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("team %s runs %d sandboxes, which is all that it may: kill or pause one, or raise max_sandboxes", team, n))
+	}
+	e.admitted[team]++
+	return sync.OnceFunc(func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.admitted[team]--; e.admitted[team] == 0 {
+			delete(e.admitted, team)
+		}
+	}), nil
+}
+
+// turn waits until a machine of that memory can be started, which lasts until release.
+func (e *Engine) turn(ctx context.Context, memoryMB int) (release func(), err error) {
 	limit := e.Timeout(createTimeout)
 	timer := time.NewTimer(limit)
 	defer timer.Stop()

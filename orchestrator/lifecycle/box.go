@@ -24,7 +24,7 @@ type box struct {
 	seq     uint64        // of the latest row
 	job     *job          // the latest
 	failed  int           // how often in a row its work has come to nothing
-	calm    time.Time     // until then, no deadline acts: what it led to has failed
+	calm    time.Time     // until then, no deadline acts: the pause that it leads to has failed
 	ended   bool          // its machine was heard to end since its job began
 	metrics []Metric      // oldest first
 }

@@ -61,11 +61,11 @@ func (e *Engine) make(ctx context.Context, r *row, snapshot, why string) (sb San
 }
 
 func (e *Engine) made(ctx context.Context, r *row, snapshot, why string) (Sandbox, error) {
-	release, err := e.admit(ctx, r)
+	admission, err := e.admit(ctx, r)
 	if err != nil {
 		return Sandbox{}, err
 	}
-	defer release()
+	defer admission.release()
 	r.StartedAt = time.Now()
 	r.EndAt = r.StartedAt.Add(r.Timeout)
 	s, err := r.encode()
@@ -79,7 +79,8 @@ func (e *Engine) made(ctx context.Context, r *row, snapshot, why string) (Sandbo
 	if err != nil { // the next engine removes the row
 		return Sandbox{}, err
 	}
-	j := e.start(ctx, b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why, release) })
+	admission.counted()
+	j := e.start(ctx, b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why, admission.release) })
 	stop := context.AfterFunc(ctx, func() { j.stop(context.Cause(ctx)) })
 	defer stop()
 	<-j.done // it is given up when ctx ends

@@ -63,7 +63,8 @@ type Engine struct {
 	boxes    map[string]*box
 	making   map[string]bool // builds
 	feeds    map[*feed]struct{}
-	starting int64 // bytes of memory of machines that are being started
+	starting int64          // bytes of memory of machines that are being started
+	admitted map[string]int // by team, sandboxes that are going to run and whose rows don't say so yet
 }
 
 var (
@@ -88,7 +89,7 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 		o.Memory = available
 	}
 	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
-		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{}}
+		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{}, admitted: map[string]int{}}
 	rows, err := d.SandboxesIn(ctx)
 	if err != nil {
 		return nil, err

@@ -30,10 +30,13 @@ type internalError struct{ error }
 
 func (internalError) Unwrap() error { return errdefs.ErrInternal }
 
-// ofMachine is an error of what was done with a machine, of a class that says nothing wrong of the sandbox.
+// ofMachine is an error of what was done with a machine, of a class that says nothing wrong of the sandbox, nor that its team has
+// too much.
 func ofMachine(err error) error {
 	switch {
-	case err == nil, errdefs.IsUnavailable(err), errdefs.IsResourceExhausted(err), errdefs.IsInvalidArgument(err), errdefs.IsAborted(err),
+	case errdefs.IsResourceExhausted(err):
+		return unavailable(err.Error(), 10*time.Second)
+	case err == nil, errdefs.IsUnavailable(err), errdefs.IsInvalidArgument(err), errdefs.IsAborted(err),
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
 func TestCreate(t *testing.T) {
@@ -102,7 +104,7 @@ func TestCreateFails(t *testing.T) {
 					if took := time.Since(began); took > createTimeout+time.Minute || how != "hangs" && took > 2*time.Second {
 						t.Errorf("it took %v", took)
 					}
-					if n, err := s.db.Count(t.Context(), team, "creating", "running", "killing"); err != nil || n != 0 || len(s.host.machines) != 0 {
+					if n, err := s.db.CountSandboxes(t.Context(), db.Filter{Team: team, States: []string{"creating", "running", "killing"}}); err != nil || n != 0 || len(s.host.machines) != 0 {
 						t.Errorf("%d rows, %d machines, %v are left", n, len(s.host.machines), err)
 					}
 				})
@@ -419,9 +421,15 @@ func TestWake(t *testing.T) {
 			must(t, err)
 			sb, err := s.Get(ctx, team, id)
 			must(t, err)
+			if way.EnvdToken == "" || way.EnvdToken != sb.EnvdToken {
+				t.Errorf("by the way in, nobody can be let wake it: %q", way.EnvdToken)
+			}
 			if !way.Open() || time.Until(sb.EndAt) > want || time.Until(sb.EndAt) < want-time.Second {
 				t.Errorf("woken: %v, for %v", way, time.Until(sb.EndAt))
 			}
+		}
+		if way, err := ways.Lookup(ctx, not.ID); err != nil || way.EnvdToken != "" {
+			t.Errorf("envd's token is told of one that isn't to be woken: %q, %v", way.EnvdToken, err)
 		}
 		if _, err := ways.Wake(ctx, not.ID); !errdefs.IsPermissionDenied(err) {
 			t.Errorf("one that isn't to be: %v", err)
@@ -469,6 +477,36 @@ func TestAutoPauseFails(t *testing.T) {
 	})
 }
 
+// TestDeadlineIsKept: what fails but the deadline's own pause puts no deadline off, however often it is tried.
+func TestDeadlineIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{})
+		defer s.stop()
+		ctx := t.Context()
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
+			if (call == "pause" || call == "save") && !after {
+				return errFake
+			}
+			return nil
+		})
+		for name, try := range map[string]func(id string) error{
+			"pause":    func(id string) error { return s.Pause(ctx, team, id, true) },
+			"snapshot": func(id string) error { _, err := s.Snapshot(ctx, team, id, ""); return err },
+			"fork":     func(id string) error { _, err := s.Fork(ctx, team, id, time.Hour, 1); return err },
+		} {
+			sb := s.create(func(c *Create) { c.Timeout = 10 * time.Second })
+			tries := 0
+			for began := time.Now(); s.state(sb.ID) != gone && time.Since(began) < 20*time.Second; tries++ {
+				_ = try(sb.ID)
+				pass(100 * time.Millisecond)
+			}
+			if over := time.Since(sb.EndAt); tries < 10 || over > 2*time.Second {
+				t.Errorf("%s: it has ended %v after its deadline, with %d tries", name, over, tries)
+			}
+		}
+	})
+}
+
 // TestMachineErrors: an error of the machine is none of what was asked, and is asked for once.
 func TestMachineErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -490,7 +528,7 @@ func TestMachineErrors(t *testing.T) {
 			_, created := s.Create(ctx, Create{Team: team, Template: "base", Timeout: time.Hour})
 			for _, err := range []error{err, created} {
 				kept := errdefs.IsUnavailable(class) || errdefs.IsResourceExhausted(class)
-				if kept != (RetryAfter(err) > 0) || kept == errdefs.IsInternal(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsNotFound(err) {
+				if kept != errdefs.IsUnavailable(err) || kept != (RetryAfter(err) > 0) || kept == errdefs.IsInternal(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsNotFound(err) {
 					t.Errorf("%v is told as %v", class, err)
 				}
 			}

@@ -2,13 +2,14 @@ package lifecycle
 
 import (
 	"context"
+	"slices"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
-// List lists a team's sandboxes by when they were started, and tells how many run in all. next is the zero Cursor at the end.
+// List lists a team's sandboxes by when they were started, and tells how many of all pages run. next is the zero Cursor at the end.
 func (e *Engine) List(ctx context.Context, team string, f Filter) (page []Sandbox, next Cursor, running int, err error) {
 	if err := e.Ready(); err != nil {
 		return nil, Cursor{}, 0, err
@@ -24,9 +25,6 @@ func (e *Engine) List(ctx context.Context, team string, f Filter) (page []Sandbo
 			q.States = append(q.States, string(s))
 		}
 	}
-	if running, err = e.db.Count(ctx, team, string(Running), string(Snapshotting)); err != nil {
-		return nil, Cursor{}, 0, err
-	}
 	if f.Template != "" {
 		ref, err := db.ParseRef(f.Template)
 		if err != nil {
@@ -37,7 +35,7 @@ func (e *Engine) List(ctx context.Context, team string, f Filter) (page []Sandbo
 		}
 		t, err := e.db.Template(ctx, team, ref)
 		if errdefs.IsNotFound(err) {
-			return nil, Cursor{}, running, nil
+			return nil, Cursor{}, 0, nil
 		}
 		if err != nil {
 			return nil, Cursor{}, 0, err
@@ -46,6 +44,10 @@ func (e *Engine) List(ctx context.Context, team string, f Filter) (page []Sandbo
 	}
 	rows, err := e.db.Sandboxes(ctx, q)
 	if err != nil {
+		return nil, Cursor{}, 0, err
+	}
+	q.States = slices.DeleteFunc(q.States, func(s string) bool { return State(s).Shown() != Running })
+	if running, err = e.db.CountSandboxes(ctx, q); err != nil {
 		return nil, Cursor{}, 0, err
 	}
 	if len(rows) > f.Limit {

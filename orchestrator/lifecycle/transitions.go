@@ -94,7 +94,7 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 	if r == nil {
 		return Sandbox{}, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found", b.id))
 	}
-	release, err := e.admit(ctx, r)
+	admission, err := e.admit(ctx, r)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -106,12 +106,13 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 		return nil
 	})
 	if err != nil {
-		release()
+		admission.release()
 		return Sandbox{}, err
 	}
+	admission.counted()
 	j := e.start(ctx, b, e.last, resumeTimeout, func(ctx context.Context) outcome {
-		defer release()
-		return e.resuming(ctx, is, d, release)
+		defer admission.release()
+		return e.resuming(ctx, is, d, admission.release)
 	})
 	if err := j.wait(ctx); err != nil {
 		return Sandbox{}, err
@@ -281,7 +282,7 @@ func (e *Engine) UpdateNetwork(ctx context.Context, team, id string, n Network, 
 		r.AllowInternet = clonePtr(allowInternet)
 		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.Timeout(writeTimeout))
 		defer cancel()
-		err := e.machines.SetNetwork(sctx, r.ID, r.egress())
+		err := ofMachine(e.machines.SetNetwork(sctx, r.ID, r.egress()))
 		if err == nil {
 			before = &was
 		}

@@ -144,7 +144,7 @@ func (e *Engine) conclude(b *box, o outcome) error {
 		e.later(b)
 		return o.err
 	}
-	if o.err != nil && o.event == evRuns {
+	if o.err != nil && o.event == evRuns && r.State == Pausing && r.AutoPause {
 		wait := e.backoff(b)
 		b.mu.Lock()
 		b.calm = time.Now().Add(wait)

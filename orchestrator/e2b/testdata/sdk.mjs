@@ -4,9 +4,11 @@
 import assert from 'node:assert/strict'
 
 const [file, apiUrl, apiKey] = process.argv.slice(2)
-const { Sandbox, Template, AuthenticationError, InvalidArgumentError, NotFoundError, RateLimitError, SandboxError, SandboxNotFoundError, ALL_TRAFFIC } = await import(file)
+const { Sandbox, Template, AuthenticationError, InvalidArgumentError, NotFoundError, SandboxError, SandboxNotFoundError, ServiceBusyError, ALL_TRAFFIC } = await import(file)
 const opts = { apiUrl, apiKey }
 const none = 'inone'
+// isShort: the machine has no room, for which 2.45 has no class of its own.
+const isShort = (e) => e instanceof (ServiceBusyError ?? SandboxError) && /memory: 1 GiB is short/.test(e.message)
 
 async function test(name, run) {
   try {
@@ -109,7 +111,7 @@ await test('fork', async () => {
   const made = children.filter((c) => c instanceof Sandbox)
   assert.equal(new Set(made.map((c) => c.sandboxId)).size, 2)
   const failed = children.find((c) => !(c instanceof Sandbox))
-  assert(failed instanceof RateLimitError && /memory: 1 GiB is short/.test(failed.message), String(failed))
+  assert(isShort(failed), String(failed))
   for (const c of made) await c.kill()
   await assert.rejects(Sandbox.fork(none, opts), NotFoundError)
 })
@@ -119,7 +121,7 @@ await test('snapshots', async () => {
   const named = await box.createSnapshot({ name: 'mine' })
   assert.equal(named.snapshotId, 'blue/mine:default')
   assert.deepEqual((await all(box.listSnapshots({ limit: 1 }))).map((s) => s.snapshotId), [named.snapshotId, unnamed.snapshotId])
-  await assert.rejects(Sandbox.create(named.snapshotId, opts), (e) => e instanceof RateLimitError && /memory/.test(e.message))
+  await assert.rejects(Sandbox.create(named.snapshotId, opts), isShort)
   assert.equal(await Sandbox.deleteSnapshot(named.snapshotId, opts), true)
   assert.equal(await Sandbox.deleteSnapshot(named.snapshotId, opts), false)
   assert.equal(await Sandbox.deleteSnapshot(unnamed.snapshotId, opts), true)
