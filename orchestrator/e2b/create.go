@@ -126,15 +126,18 @@ func readAllowInternet(b *jsonbody.Object) *bool {
 
 func checkMetadata(b *jsonbody.Object, m map[string]string) {
 	size := 0
-	for k, v := range m {
-		size += len(k) + len(v)
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		size += len(k) + len(m[k])
+		if strings.Contains(k, "\x00") {
+			b.Fail(jsonbody.Key("metadata", k), "a key can't have NUL in it")
+		}
 	}
 	if size > maxMetadata {
 		b.Fail("metadata", "it has %d bytes, there can be %d", size, maxMetadata)
 	}
 }
 
-// checkEnv refuses what no process can be started with.
+// checkEnv refuses what no process can be started with, and what would be ignored.
 func checkEnv(b *jsonbody.Object, env map[string]string) {
 	size := 0
 	for _, name := range slices.Sorted(maps.Keys(env)) {
@@ -142,6 +145,8 @@ func checkEnv(b *jsonbody.Object, env map[string]string) {
 		size += len(name) + len(value)
 		at := jsonbody.Key("envVars", name)
 		switch {
+		case lifecycle.Reserved(name):
+			b.Fail(at, "it is the sandbox's own, which nobody can set")
 		case name == "" || strings.ContainsAny(name, "=\x00"):
 			b.Fail(at, "a variable's name can't be empty, nor have = or NUL in it")
 		case strings.Contains(value, "\x00"):

@@ -5,6 +5,9 @@ import (
 	"strings"
 )
 
+// maxFilter is how many pairs a filter can have.
+const maxFilter = 100
+
 // parseMetadata reads a filter: pairs "key=value" joined by "&". SDKs encode keys and values, then the whole, and the query that
 // it is in is encoded, too; that last one is undone already. What isn't encoded so often is taken as it is.
 func parseMetadata(s string) (map[string]string, error) {
@@ -12,7 +15,11 @@ func parseMetadata(s string) (map[string]string, error) {
 		return nil, nil
 	}
 	filter := map[string]string{}
-	for pair := range strings.SplitSeq(unescape(s), "&") {
+	pairs := unescape(s)
+	if n := strings.Count(pairs, "&") + 1; n > maxFilter {
+		return nil, invalid("metadata: there are %d pairs, there can be %d", n, maxFilter)
+	}
+	for pair := range strings.SplitSeq(pairs, "&") {
 		key, value, is := strings.Cut(pair, "=")
 		if !is || key == "" {
 			return nil, invalid("metadata: %s isn't key=value", quote(pair))

@@ -81,6 +81,7 @@ func TestRefused(t *testing.T) {
 		"{\"s\":\"\xff\"}":                 `it isn't UTF-8`,
 		`{"s":"x","s":"y"}`:                `more than one "s"`,
 		`{"s":` + strings.Repeat("[", 40) + strings.Repeat("]", 40) + `}`: `more than 32 levels`,
+		`{"s":[` + strings.Repeat("0,", maxValues) + `0]}`:                `more than 65536 values`,
 		`{"s":` + strings.Repeat("[", 100000):                             `the body isn't JSON`,
 		`{"s":"x","m":{"` + strings.Repeat("é", 100) + `":1}}`:            `…"]: it is a number`,
 	} {

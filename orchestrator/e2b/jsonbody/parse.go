@@ -11,6 +11,9 @@ import (
 // maxDepth bounds how deep objects and arrays are within each other.
 const maxDepth = 32
 
+// maxValues bounds how many values a body has in all: each takes a hundred bytes and more, of which two are the client's.
+const maxValues = 1 << 16
+
 // kind is the kind of a JSON value, as it is called in errors.
 type kind string
 
@@ -48,17 +51,25 @@ func parse(b []byte) (*value, error) {
 		}
 		return nil, err
 	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.UseNumber()
-	return next(d, 0)
+	p := &parser{Decoder: json.NewDecoder(bytes.NewReader(b))}
+	p.UseNumber()
+	return p.next(0)
 }
 
-// next reads a value.
-func next(d *json.Decoder, depth int) (*value, error) {
-	if depth > maxDepth {
-		return nil, fmt.Errorf("there are more than %d levels at byte %d", maxDepth, d.InputOffset())
+// parser reads values one by one.
+type parser struct {
+	*json.Decoder
+	values int // so far
+}
+
+func (p *parser) next(depth int) (*value, error) {
+	if p.values++; p.values > maxValues {
+		return nil, fmt.Errorf("there are more than %d values", maxValues)
 	}
-	t, err := d.Token()
+	if depth > maxDepth {
+		return nil, fmt.Errorf("there are more than %d levels at byte %d", maxDepth, p.InputOffset())
+	}
+	t, err := p.Token()
 	if err != nil {
 		return nil, err
 	}
@@ -71,44 +82,44 @@ func next(d *json.Decoder, depth int) (*value, error) {
 		return &value{kind: boolean, truth: t}, nil
 	case json.Delim:
 		if t == '[' {
-			return elements(d, depth)
+			return p.elements(depth)
 		}
-		return members(d, depth)
+		return p.members(depth)
 	}
 	return &value{kind: null}, nil
 }
 
-func elements(d *json.Decoder, depth int) (*value, error) {
+func (p *parser) elements(depth int) (*value, error) {
 	v := &value{kind: array}
-	for d.More() {
-		item, err := next(d, depth+1)
+	for p.More() {
+		item, err := p.next(depth + 1)
 		if err != nil {
 			return nil, err
 		}
 		v.items = append(v.items, item)
 	}
-	_, err := d.Token()
+	_, err := p.Token()
 	return v, err
 }
 
-func members(d *json.Decoder, depth int) (*value, error) {
+func (p *parser) members(depth int) (*value, error) {
 	v := &value{kind: object, members: map[string]*value{}}
-	for d.More() {
-		t, err := d.Token()
+	for p.More() {
+		t, err := p.Token()
 		if err != nil {
 			return nil, err
 		}
 		name := t.(string) // the decoder sees to it
 		if v.members[name] != nil {
-			return nil, fmt.Errorf("there is more than one %s at byte %d", short(name), d.InputOffset())
+			return nil, fmt.Errorf("there is more than one %s at byte %d", short(name), p.InputOffset())
 		}
-		m, err := next(d, depth+1)
+		m, err := p.next(depth + 1)
 		if err != nil {
 			return nil, err
 		}
 		v.members[name] = m
 		v.names = append(v.names, name)
 	}
-	_, err := d.Token()
+	_, err := p.Token()
 	return v, err
 }
