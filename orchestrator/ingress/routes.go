@@ -36,8 +36,7 @@ type Route struct {
 	// Epoch names one life of the machine behind the address: it changes with each restore and rollback. No connection
 	// outlives it.
 	Epoch string `json:"epoch"`
-	// Secure sandboxes want EnvdToken of who talks to envd. The data plane checks it only before it wakes one, and isn't told it
-	// without AutoResume.
+	// Secure sandboxes want EnvdToken of who talks to envd. The data plane checks it before it wakes one, and for a tunnel.
 	Secure    bool   `json:"secure,omitempty"`
 	EnvdToken string `json:"envdToken,omitempty"`
 	// AllowPublic is false where all ports but envd's want a token, whose SHA-256 is TrafficToken.
