@@ -73,49 +73,57 @@ func removeLog(path string) error {
 	return errors.Join(errs...)
 }
 
-// openTries bounds how often openLogFiles starts again because the log was rotated meanwhile.
-const openTries = 5
-
-// openLogFiles opens the files of a log that are newer than one, or all if that is nil or gone, oldest first.
-func openLogFiles(path string, than os.FileInfo) ([]*os.File, error) {
-	for try := 1; ; try++ {
-		files, err := openNewestFirst(path, than)
+// openLogFiles opens the files of a log that are newer than one, or all if that is nil or gone, oldest first. What is made
+// meanwhile may not be among them.
+func openLogFiles(path string, than os.FileInfo) (files []*os.File, err error) {
+	defer func() {
 		if err != nil {
-			return nil, err
+			closeAll(files)
+			files = nil
 		}
-		// Names mean something else after a rotation. Having the same newest file as before, there was none.
-		newest, err := os.Stat(path)
-		settled := err != nil && len(files) == 0 || err == nil && len(files) > 0 && sameFile(files[0], newest)
-		if settled || try == openTries {
+	}()
+	// A rotation gives each file the next number. Going in the same direction none slips by, but one may be met again; what
+	// came after it the first time is met again, too, or was made meanwhile.
+	for n := 0; ; n++ {
+		f, err := openLogFile(path, &n)
+		if err != nil {
+			return files, err
+		}
+		if f == nil || than != nil && sameFile(f, than) {
+			closeAll([]*os.File{f})
 			slices.Reverse(files)
 			return files, nil
 		}
-		closeAll(files)
-	}
-}
-
-// openNewestFirst opens them in the direction in which rotation moves them, so that none slips by.
-func openNewestFirst(path string, than os.FileInfo) (files []*os.File, err error) {
-	numbers, err := logNumbers(path)
-	if err != nil {
-		return nil, err
-	}
-	for _, n := range numbers {
-		f, err := os.Open(numberedLog(path, n))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
+		this, err := f.Stat()
 		if err != nil {
-			closeAll(files)
-			return nil, err
-		}
-		if than != nil && sameFile(f, than) {
 			f.Close()
-			break
+			return files, err
+		}
+		if i := slices.IndexFunc(files, func(f *os.File) bool { return sameFile(f, this) }); i >= 0 {
+			closeAll(files[i:])
+			files = files[:i]
 		}
 		files = append(files, f)
 	}
-	return files, nil
+}
+
+// openLogFile opens the file with that number, or the next one there is, and gives its number. It is nil after the last.
+func openLogFile(path string, n *int) (*os.File, error) {
+	for {
+		f, err := os.Open(numberedLog(path, *n))
+		if !errors.Is(err, fs.ErrNotExist) {
+			return f, err
+		}
+		numbers, err := logNumbers(path)
+		if err != nil {
+			return nil, err
+		}
+		i, _ := slices.BinarySearch(numbers, *n)
+		if i == len(numbers) {
+			return nil, nil
+		}
+		*n = numbers[i]
+	}
 }
 
 func sameFile(f *os.File, as os.FileInfo) bool {
