@@ -59,6 +59,8 @@ type exchange struct {
 	status int    // 0 before the headers are written
 	size   int
 	cause  error // what an error's answer comes of
+	// streams is when the first of an answer's events was sent; zero: it has none.
+	streams time.Time
 }
 
 func (x *exchange) WriteHeader(status int) {
@@ -107,8 +109,12 @@ func (s *Server) access(next func(*exchange, *http.Request)) http.Handler {
 					failed = http.ErrAbortHandler // what is half written must not pass for an answer
 				}
 			}
-			s.counters.pending.Dec()
-			s.counters.took.WithLabelValues(cmp.Or(x.route, "none"), strconv.Itoa(x.status)).Observe(time.Since(began).Seconds())
+			answered := x.streams
+			if answered.IsZero() {
+				s.counters.pending.Dec()
+				answered = time.Now()
+			}
+			s.counters.took.WithLabelValues(cmp.Or(x.route, "none"), strconv.Itoa(x.status)).Observe(answered.Sub(began).Seconds())
 			if x.route != "" {
 				span.SetName(x.route)
 			}

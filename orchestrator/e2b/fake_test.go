@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,10 +39,12 @@ type fakeEngine struct {
 	fails error
 	// hold keeps a create until it is closed, unless it is nil; entered is told of it.
 	hold, entered chan struct{}
+	// changes are what Watch tells.
+	changes chan lifecycle.Change
 }
 
 func newFakeEngine() *fakeEngine {
-	return &fakeEngine{boxes: map[string]*lifecycle.Sandbox{}, began: time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)}
+	return &fakeEngine{boxes: map[string]*lifecycle.Sandbox{}, changes: make(chan lifecycle.Change), began: time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)}
 }
 
 // asked is called by each method, with the lock held.
@@ -299,6 +302,47 @@ func (f *fakeEngine) Logs(_ context.Context, team, id string, q lifecycle.LogQue
 	return all, err
 }
 
+// FollowLog has what Logs has, and then ends with follow when changes is closed.
+func (f *fakeEngine) FollowLog(ctx context.Context, team, id string, tail int, follow bool, each func(lifecycle.LogEntry) error) error {
+	all, err := f.Logs(ctx, team, id, lifecycle.LogQuery{Limit: tail})
+	if err != nil {
+		return err
+	}
+	for _, e := range all {
+		if err := each(e); err != nil {
+			return err
+		}
+	}
+	if follow {
+		<-f.changes
+	}
+	return ctx.Err()
+}
+
+// Watch tells of what is sent to changes, after all that there is.
+func (f *fakeEngine) Watch(ctx context.Context, team string, each func(lifecycle.Change) error) error {
+	f.mu.Lock()
+	c := lifecycle.Change{Full: true}
+	for _, sb := range f.boxes {
+		if sb.Team == team {
+			c.Sandboxes = append(c.Sandboxes, *sb)
+		}
+	}
+	err := f.asked("watch", team)
+	f.mu.Unlock()
+	for err == nil {
+		if err = each(c); err != nil {
+			break
+		}
+		select {
+		case c = <-f.changes:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	return err
+}
+
 func word(b *bool) string {
 	if b == nil {
 		return "-"
@@ -307,12 +351,17 @@ func word(b *bool) string {
 }
 
 // fakeKeys knows two.
-type fakeKeys struct{ fails error }
+type fakeKeys struct {
+	fails   error
+	revoked atomic.Bool
+}
 
 func (k *fakeKeys) Authenticate(_ context.Context, key string) (string, error) {
 	switch {
 	case k.fails != nil:
 		return "", k.fails
+	case k.revoked.Load():
+		return "", errdefs.ErrUnauthenticated.WithMessage("the API key is revoked")
 	case key == testKey:
 		return testTeam, nil
 	case key == otherKey:

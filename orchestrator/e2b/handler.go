@@ -81,6 +81,9 @@ func (s *Server) Handler() http.Handler {
 	for pattern, f := range s.calls() {
 		mux.Handle(pattern, s.serve(f))
 	}
+	for pattern, f := range s.streams() {
+		mux.Handle(pattern, s.stream(f))
+	}
 	for pattern, why := range unsupported {
 		mux.Handle(pattern, s.serve(func(*call) (answer, error) { return answer{}, errdefs.ErrNotImplemented.WithMessage(why) }))
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,15 +50,20 @@ type Server struct {
 	log       *slog.Logger
 	timeout   func(time.Duration) time.Duration
 	counters  *counters
+	stopping  chan struct{} // closed when Serve is to end
+
+	mu        sync.Mutex
+	streaming map[string]int // streams of events that are open, by team
 }
 
 // New makes a server of what answers its requests.
 func New(engine Engine, keys Keys, templates Templates, o Options) *Server {
-	return &Server{engine, keys, templates, o, o.Log, o.Timeout, newCounters(o.Metrics)}
+	return &Server{engine: engine, keys: keys, templates: templates, options: o, log: o.Log, timeout: o.Timeout, counters: newCounters(o.Metrics),
+		stopping: make(chan struct{}), streaming: map[string]int{}}
 }
 
 // Serve answers on a listener, which it closes, until the context ends. Requests that are under way then are finished, or given up
-// and told so if that takes too long.
+// and told so if that takes too long; streams of events end at once. It is called once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
@@ -76,6 +82,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	ended := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
+		close(s.stopping)
 		err := drain()
 		if errors.Is(err, context.DeadlineExceeded) {
 			cut()

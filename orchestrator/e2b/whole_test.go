@@ -93,6 +93,10 @@ func (*machines) Forget(context.Context, string) error                          
 func (*machines) SetNetwork(context.Context, string, lifecycle.Egress) error       { return nil }
 func (*machines) Traffic(context.Context, string) (t lifecycle.Traffic, err error) { return t, nil }
 
+func (*machines) FollowLog(context.Context, string, int, <-chan struct{}, func(lifecycle.LogEntry) error) error {
+	return nil
+}
+
 func (*machines) Log(context.Context, string, lifecycle.LogQuery) ([]lifecycle.LogEntry, error) {
 	return []lifecycle.LogEntry{{At: time.Now(), Message: "hello", Level: lifecycle.Info}}, nil
 }

@@ -93,6 +93,23 @@ func (b *box) rest(ctx context.Context) (*row, error) {
 	}
 }
 
+// over waits until the sandbox is gone, or is going, and tells whether it is before ctx ends.
+func (b *box) over(ctx context.Context) bool {
+	for {
+		b.mu.Lock()
+		r, changed := b.row.Load(), b.changed
+		b.mu.Unlock()
+		if r == nil || r.State.Shown() == "" {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
 // job is what a state has to have done.
 type job struct {
 	stop context.CancelCauseFunc

@@ -232,6 +232,17 @@ func (h *host) Traffic(context.Context, string) (Traffic, error) {
 }
 
 func (h *host) Log(context.Context, string, LogQuery) ([]LogEntry, error) { return nil, nil }
+func (h *host) FollowLog(ctx context.Context, id string, _ int, ended <-chan struct{}, each func(LogEntry) error) error {
+	if err := each(LogEntry{Message: id + " has begun"}); err != nil || ended == nil {
+		return err
+	}
+	select {
+	case <-ended:
+		return each(LogEntry{Message: id + " has ended"})
+	case <-ctx.Done():
+		return nil
+	}
+}
 
 // end has a machine end by itself.
 func (h *host) end(id string) {

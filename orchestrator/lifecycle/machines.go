@@ -39,6 +39,9 @@ type Machines interface {
 	Traffic(ctx context.Context, id string) (Traffic, error)
 	// Log reads what a machine has written.
 	Log(ctx context.Context, id string, q LogQuery) ([]LogEntry, error)
+	// FollowLog calls each with the last tail entries of that, all if it is negative. Unless ended is nil, it goes on with what is
+	// written until ended is closed or ctx ends, which is no error.
+	FollowLog(ctx context.Context, id string, tail int, ended <-chan struct{}, each func(LogEntry) error) error
 }
 
 // Machine asks for one.

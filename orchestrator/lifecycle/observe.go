@@ -80,3 +80,31 @@ func (e *Engine) Logs(ctx context.Context, team, id string, q LogQuery) ([]LogEn
 	}
 	return e.machines.Log(ctx, id, q)
 }
+
+// FollowLog calls each with the last tail entries of a sandbox's log, all if that is negative, and with follow then with what is
+// written, until the sandbox is gone, ctx or the engine ends, or each fails.
+func (e *Engine) FollowLog(ctx context.Context, team, id string, tail int, follow bool, each func(LogEntry) error) error {
+	b, r, err := e.find(team, id)
+	if err != nil {
+		return err
+	}
+	if r.State.Shown() == "" {
+		return e.missing(team, id)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(e.life, func() { cancel(errClosing) })()
+	var ended chan struct{}
+	if follow {
+		ended = make(chan struct{})
+		go func() {
+			if b.over(ctx) {
+				close(ended)
+			}
+		}()
+	}
+	if err := e.machines.FollowLog(ctx, id, tail, ended, each); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
+}

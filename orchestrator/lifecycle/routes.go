@@ -3,7 +3,6 @@ package lifecycle
 import (
 	"context"
 	"crypto/sha256"
-	"sync"
 
 	"github.com/containerd/errdefs"
 
@@ -46,65 +45,17 @@ func (e *Engine) route(r *row) ingress.Route {
 	return way
 }
 
-// feed is what one who watches hasn't been told yet: which sandboxes have changed, not how often.
-type feed struct {
-	mu      sync.Mutex
-	changed map[string]bool
-	more    chan struct{} // has room for one
-}
-
-func (f *feed) add(id string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.changed[id] = true
-	select {
-	case f.more <- struct{}{}:
-	default:
-	}
-}
-
-func (f *feed) take() map[string]bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	changed := f.changed
-	f.changed = map[string]bool{}
-	return changed
-}
-
 // Watch tells all ways, and then those that have changed.
 func (r routes) Watch(ctx context.Context, each func(ingress.Update) error) error {
-	e := r.e
-	if err := e.Ready(); err != nil {
-		return err
-	}
-	f := &feed{changed: map[string]bool{}, more: make(chan struct{}, 1)}
-	first := ingress.Update{Full: true}
-	e.mu.Lock()
-	e.feeds[f] = struct{}{}
-	for _, b := range e.boxes {
-		if row := b.row.Load(); row != nil {
-			first.Routes = append(first.Routes, e.route(row))
+	return r.e.follow(ctx, func(all []*row) error {
+		first := ingress.Update{Full: true}
+		for _, row := range all {
+			first.Routes = append(first.Routes, r.e.route(row))
 		}
-	}
-	e.mu.Unlock()
-	defer func() {
-		e.mu.Lock()
-		delete(e.feeds, f)
-		e.mu.Unlock()
-	}()
-	if err := each(first); err != nil {
-		return err
-	}
-	for {
-		select {
-		case <-f.more:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-e.life.Done():
-			return errClosing
-		}
+		return each(first)
+	}, func(changed map[string]bool) error {
 		var u ingress.Update
-		for id := range f.take() {
+		for id := range changed {
 			way, err := r.Lookup(ctx, id)
 			switch {
 			case errdefs.IsNotFound(err):
@@ -115,8 +66,6 @@ func (r routes) Watch(ctx context.Context, each func(ingress.Update) error) erro
 				u.Routes = append(u.Routes, way)
 			}
 		}
-		if err := each(u); err != nil {
-			return err
-		}
-	}
+		return each(u)
+	})
 }

@@ -44,6 +44,56 @@ func (m *Machines) Log(_ context.Context, id string, q lifecycle.LogQuery) ([]li
 	return choose(all, q), nil
 }
 
+// FollowLog tells of what a machine has written, and writes.
+func (m *Machines) FollowLog(ctx context.Context, id string, tail int, ended <-chan struct{}, each func(lifecycle.LogEntry) error) error {
+	w := &lineWriter{each: each, at: time.Now()}
+	err := sandbox.CopyLog(ctx, w, sandbox.LogPath(m.cfg, id), tail, ended)
+	switch {
+	case w.err != nil:
+		return w.err
+	case errors.Is(err, sandbox.ErrNoLog): // it has written nothing, or is gone with its log
+		return nil
+	case err != nil:
+		return fmt.Errorf("read the log of sandbox %s: %w", id, err)
+	}
+	return w.end()
+}
+
+// lineWriter makes entries of lines.
+type lineWriter struct {
+	each func(lifecycle.LogEntry) error
+	at   time.Time // of the entry before
+	line []byte    // of which the end hasn't come
+	err  error     // each's
+}
+
+// Write is of io.Writer.
+func (w *lineWriter) Write(b []byte) (int, error) {
+	for rest := b; len(rest) > 0; {
+		part, after, whole := bytes.Cut(rest, []byte{'\n'})
+		w.line = append(w.line, part[:min(len(part), maxLine-len(w.line))]...)
+		rest = after
+		if !whole {
+			break
+		}
+		if err := w.end(); err != nil {
+			return 0, err
+		}
+	}
+	return len(b), nil
+}
+
+// end is the end of a line.
+func (w *lineWriter) end() error {
+	if line := bytes.TrimRight(w.line, "\r"); len(bytes.TrimSpace(line)) > 0 {
+		e := parse(line, w.at)
+		w.at = e.At
+		w.err = w.each(e)
+	}
+	w.line = w.line[:0]
+	return w.err
+}
+
 // choose picks the entries that are asked for.
 func choose(all []lifecycle.LogEntry, q lifecycle.LogQuery) []lifecycle.LogEntry {
 	if q.Backward {

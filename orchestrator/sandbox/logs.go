@@ -44,8 +44,8 @@ func (c *Client) Logs(ctx context.Context, id string, o LogOptions, w io.Writer)
 			go func() { <-exit; close(ended) }()
 		}
 	}
-	err = copyLog(ctx, w, LogPath(c.cfg, id), o.Tail, ended)
-	if errors.Is(err, errNoLog) {
+	err = CopyLog(ctx, w, LogPath(c.cfg, id), o.Tail, ended)
+	if errors.Is(err, ErrNoLog) {
 		return fmt.Errorf("container %s has no log: only what `cube run -d` starts writes one", id)
 	}
 	if err != nil {
@@ -54,10 +54,12 @@ func (c *Client) Logs(ctx context.Context, id string, o LogOptions, w io.Writer)
 	return nil
 }
 
-var errNoLog = errors.New("no log")
+// ErrNoLog says that a container writes no log.
+var ErrNoLog = errors.New("no log")
 
-// copyLog copies the log's last lines and, where ended isn't nil, what comes to it until ended is closed.
-func copyLog(ctx context.Context, w io.Writer, path string, tail int, ended <-chan struct{}) error {
+// CopyLog copies the last lines of the log at LogPath, all if tail is negative, and, where ended isn't nil, what comes to it until ended
+// is closed. That ctx ends is no error.
+func CopyLog(ctx context.Context, w io.Writer, path string, tail int, ended <-chan struct{}) error {
 	var events <-chan fsnotify.Event
 	var failures <-chan error
 	if ended != nil {
@@ -114,7 +116,7 @@ func openLog(path string, tail int) (*logReader, error) {
 	}
 	r := &logReader{path: path, files: files}
 	if len(files) == 0 {
-		return nil, errNoLog
+		return nil, ErrNoLog
 	}
 	if tail >= 0 {
 		skip, err := seekTail(files, tail)
