@@ -416,6 +416,7 @@ func newTestServer(t testing.TB, change func(*Options)) (*Server, *fakeEngine) {
 		Ready: func(context.Context) health.Report {
 			return health.Report{Dependencies: []health.Dependency{{Name: "containerd", State: health.Starting, Reason: "it doesn't answer"}}}
 		},
+		Awaited: func() string { return "containerd" },
 		Metrics: prometheus.NewRegistry(),
 		Log:     slog.New(slog.DiscardHandler),
 		Timeout: func(d time.Duration) time.Duration { return d },
@@ -423,5 +424,7 @@ func newTestServer(t testing.TB, change func(*Options)) (*Server, *fakeEngine) {
 	if change != nil {
 		change(&o)
 	}
-	return New(engine, &fakeKeys{}, fakeTemplates{}, o), engine
+	s := New(o)
+	s.Open(engine, &fakeKeys{}, fakeTemplates{})
+	return s, engine
 }

@@ -75,7 +75,7 @@ func (a answer) with(name, value string) answer {
 // Handler serves the API.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
-	for pattern, f := range s.open() {
+	for pattern, f := range s.public() {
 		mux.Handle(pattern, f)
 	}
 	for pattern, f := range s.calls() {
@@ -148,8 +148,12 @@ func (s *Server) serve(f func(*call) (answer, error)) http.Handler {
 	})
 }
 
-// receive makes a call of a request: first of its key, then of the rest of it.
+// receive makes a call of a request: first of its key, then of the rest of it. Before the server is open it isn't known whose
+// a key is.
 func (s *Server) receive(x *exchange, r *http.Request) (*call, error) {
+	if !s.open.Load() {
+		return nil, errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("cube is starting and waits for: %s", s.options.Awaited()))
+	}
 	key, err := keyOf(r.Header)
 	if err != nil {
 		return nil, err

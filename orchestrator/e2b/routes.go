@@ -91,8 +91,8 @@ var unsupported = map[string]string{
 	"GET /teams/{teamID}/metrics/max":                     noTeams,
 }
 
-// open are what anybody may ask.
-func (s *Server) open() map[string]http.Handler {
+// public are what anybody may ask.
+func (s *Server) public() map[string]http.Handler {
 	served := promhttp.HandlerFor(s.options.Metrics, promhttp.HandlerOpts{})
 	return map[string]http.Handler{
 		routeHealth: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -34,6 +35,8 @@ type Options struct {
 	MaxTimeout time.Duration
 	// Ready tells which dependencies can be used.
 	Ready func(context.Context) health.Report
+	// Awaited names the dependency that a server waits for which isn't open yet.
+	Awaited func() string
 	// Metrics get the API's, and are served by it.
 	Metrics *prometheus.Registry
 	Log     *slog.Logger
@@ -43,23 +46,31 @@ type Options struct {
 
 // Server is the API.
 type Server struct {
+	options  Options
+	log      *slog.Logger
+	timeout  func(time.Duration) time.Duration
+	counters *counters
+
+	// open is set once, after what calls are answered by.
+	open      atomic.Bool
 	engine    Engine
 	keys      Keys
 	templates Templates
-	options   Options
-	log       *slog.Logger
-	timeout   func(time.Duration) time.Duration
-	counters  *counters
-	stopping  chan struct{} // closed when Serve is to end
 
+	stopping  chan struct{} // closed when Serve is to end
 	mu        sync.Mutex
 	streaming map[string]int // streams of events that are open, by team
 }
 
-// New makes a server of what answers its requests.
-func New(engine Engine, keys Keys, templates Templates, o Options) *Server {
-	return &Server{engine: engine, keys: keys, templates: templates, options: o, log: o.Log, timeout: o.Timeout, counters: newCounters(o.Metrics),
-		stopping: make(chan struct{}), streaming: map[string]int{}}
+// New makes a server, which can serve at once, and refuses calls until it is open.
+func New(o Options) *Server {
+	return &Server{options: o, log: o.Log, timeout: o.Timeout, counters: newCounters(o.Metrics), stopping: make(chan struct{}), streaming: map[string]int{}}
+}
+
+// Open has calls be answered, by those. It is called once.
+func (s *Server) Open(engine Engine, keys Keys, templates Templates) {
+	s.engine, s.keys, s.templates = engine, keys, templates
+	s.open.Store(true)
 }
 
 // Serve answers on a listener, which it closes, until the context ends. Requests that are under way then are finished, or given up

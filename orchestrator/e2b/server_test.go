@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
@@ -315,6 +317,32 @@ func TestReady(t *testing.T) {
 	ready = true
 	w = httptest.NewRecorder()
 	if h.ServeHTTP(w, httptest.NewRequest("GET", "/readyz", nil)); w.Code != 200 {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// TestBeforeOpen: what can't be done yet is to be tried again, whoever asks for it, and is said to wait for what is missing.
+func TestBeforeOpen(t *testing.T) {
+	missing := "containerd"
+	o := Options{Awaited: func() string { return missing }, Ready: func(context.Context) health.Report { return health.Report{} },
+		Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler), Timeout: func(d time.Duration) time.Duration { return d }}
+	s, engine := New(o), newFakeEngine()
+	h := s.Handler()
+	for _, missing = range []string{"containerd", "network"} {
+		for _, call := range [][3]string{{"POST", "/v2/sandboxes", `{"templateID":"base"}`}, {"POST", "/v2/sandboxes", "{"}, {"GET", "/sandboxes", ""}, {"DELETE", "/sandboxes/iabc", ""}} {
+			w := ask(h, call[0], call[1], call[2])
+			if refused(t, w, 503, "waits for: "+missing); w.Header().Get("Retry-After") != "1" {
+				t.Errorf("%v", w.Header())
+			}
+		}
+	}
+	for target, status := range map[string]int{"/health": 200, "/readyz": 503, "/nothing": 404} {
+		if w := ask(h, "GET", target, ""); w.Code != status {
+			t.Errorf("%s: %d %s", target, w.Code, w.Body)
+		}
+	}
+	s.Open(engine, &fakeKeys{}, fakeTemplates{})
+	if w := ask(h, "POST", "/v2/sandboxes", `{"templateID":"base"}`); w.Code != 201 {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }

@@ -152,11 +152,13 @@ func newWhole(t *testing.T) *whole {
 	must(e.Open(t.Context()))
 	w.stop = sync.OnceFunc(e.Close)
 	t.Cleanup(w.stop)
-	w.Handler = New(e, d, d, Options{
+	s := New(Options{
 		Domain: "sandbox.localhost:3002", MaxTimeout: 24 * time.Hour, Metrics: prometheus.NewRegistry(), Log: log,
 		Ready:   func(context.Context) health.Report { return health.Report{Ready: true} },
 		Timeout: func(d time.Duration) time.Duration { return d },
-	}).Handler()
+	})
+	s.Open(e, d, d)
+	w.Handler = s.Handler()
 	return w
 }
 

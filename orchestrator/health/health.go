@@ -102,6 +102,18 @@ func (b *Board) find(name string) *entry {
 	return &b.entries[i]
 }
 
+// Awaited is the first dependency that isn't ready as far as is known without asking any, "" if all are. It is cheap.
+func (b *Board) Awaited() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, e := range b.entries {
+		if e.State != Ready {
+			return e.Name
+		}
+	}
+	return ""
+}
+
 // Report asks every ready dependency that has a probe, all at once, and says how things stand.
 func (b *Board) Report(ctx context.Context) Report {
 	b.mu.Lock()

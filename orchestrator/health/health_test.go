@@ -23,23 +23,27 @@ func TestAliveIsNotReady(t *testing.T) {
 	b := NewBoard("test", 1, time.Second, "store", "containerd")
 	h := Handler(b)
 	steps := []struct {
-		name  string
-		do    func()
-		ready int
+		name    string
+		do      func()
+		ready   int
+		awaited string
 	}{
-		{"at the start", func() {}, 503},
-		{"one of two", func() { b.Set("store", Ready, "") }, 503},
-		{"both", func() { b.Set("containerd", Ready, "") }, 200},
-		{"one has failed", func() { b.Set("containerd", Failed, "exit status 1") }, 503},
-		{"and is back", func() { b.Set("containerd", Ready, "") }, 200},
+		{"at the start", func() {}, 503, "store"},
+		{"one of two", func() { b.Set("store", Ready, "") }, 503, "containerd"},
+		{"both", func() { b.Set("containerd", Ready, "") }, 200, ""},
+		{"one has failed", func() { b.Set("containerd", Failed, "exit status 1") }, 503, "containerd"},
+		{"and is back", func() { b.Set("containerd", Ready, "") }, 200, ""},
 		{"but doesn't answer", func() {
 			b.SetProbe("containerd", func(context.Context) error { return errors.New("connection refused") })
-		}, 503},
+		}, 503, ""}, // which isn't known without asking
 	}
 	for _, s := range steps {
 		s.do()
 		if got := get(t, h, "/readyz"); got != s.ready {
 			t.Errorf("%s: /readyz = %d, want %d", s.name, got, s.ready)
+		}
+		if got := b.Awaited(); got != s.awaited {
+			t.Errorf("%s: %q is awaited, not %q", s.name, got, s.awaited)
 		}
 		if got := get(t, h, "/healthz"); got != 200 {
 			t.Errorf("%s: /healthz = %d, want 200", s.name, got)

@@ -98,19 +98,26 @@ func (s *stack) startProxy(ctx context.Context) error {
 	return nil
 }
 
-// serveE2B serves E2B's API.
+// serveE2B serves E2B's API, which tells clients what is being waited for until openE2B.
 func (s *stack) serveE2B(ctx context.Context) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.API.Listen.String())
 	if err != nil {
-		return fmt.Errorf("%w; api.listen of the configuration is another address", err)
+		return fmt.Errorf("E2B API: %w; api.listen of the configuration is another address", err)
 	}
-	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(s.engine)
-	srv := e2b.New(s.engine, s.db, s.db, e2b.Options{
+	s.metrics = prometheus.NewRegistry()
+	s.e2b = e2b.New(e2b.Options{
 		Domain: s.cfg.Proxy.Authority(), MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
 		Ready:   func(ctx context.Context) health.Report { return s.board.Report(ctx) },
-		Metrics: metrics, Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
+		Awaited: s.board.Awaited,
+		Metrics: s.metrics, Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
 	})
-	s.group.Go(func() error { return srv.Serve(s.life, l) })
+	s.group.Go(func() error { return s.e2b.Serve(s.life, l) })
+	return nil
+}
+
+// openE2B has E2B's API do what it is asked for.
+func (s *stack) openE2B(context.Context) error {
+	s.metrics.MustRegister(s.engine)
+	s.e2b.Open(s.engine, s.db, s.db)
 	return nil
 }

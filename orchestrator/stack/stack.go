@@ -15,6 +15,7 @@ import (
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	network "github.com/cubesandbox/cube/cni/daemon"
@@ -22,6 +23,7 @@ import (
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/orchestrator/api"
 	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/orchestrator/e2b"
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 	"github.com/cubesandbox/cube/shim/guest"
@@ -63,8 +65,10 @@ type stack struct {
 	api        *api.Service
 	db         *db.DB
 	engine     *lifecycle.Engine
-	full       chan struct{} // the store is, whatever machines have done about it
-	containerd string        // containerd's version
+	e2b        *e2b.Server
+	metrics    *prometheus.Registry // that the E2B API serves
+	full       chan struct{}        // the store is, whatever machines have done about it
+	containerd string               // containerd's version
 	verdict    accel.Verdict
 }
 
@@ -93,7 +97,7 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 		{"api", s.openAPI},
 		{"sandboxes", s.openSandboxes},
 		{"proxy", s.startProxy},
-		{"E2B API", s.serveE2B},
+		{"E2B API", s.openE2B},
 	}
 	names := make([]string, len(parts))
 	for i, p := range parts {
@@ -122,6 +126,9 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 		return err
 	}
 	if err := s.serveControl(); err != nil {
+		return err
+	}
+	if err := s.serveE2B(s.life); err != nil {
 		return err
 	}
 	for _, p := range parts {
