@@ -6,15 +6,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
-	"golang.org/x/net/netutil"
 
+	"github.com/cubesandbox/cube/guest-agent/envd/accept"
 	filesystempb "github.com/cubesandbox/cube/guest-agent/envd/api/filesystem"
 	"github.com/cubesandbox/cube/guest-agent/envd/api/process"
 	"github.com/cubesandbox/cube/guest-agent/envd/auth"
@@ -68,7 +67,7 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Address)
+	listener, err := accept.Listen(ctx, c.Address, maxConnections)
 	if err != nil {
 		return err
 	}
@@ -83,7 +82,7 @@ func Run(ctx context.Context, c Config) error {
 		go (&ports.Forwarder{Device: "eth0", Except: Port}).Run(ctx)
 	}
 	slog.Info("envd serves", "address", listener.Addr(), "version", Version)
-	if err := server.Serve(netutil.LimitListener(listener, maxConnections)); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

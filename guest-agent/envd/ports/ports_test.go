@@ -123,6 +123,46 @@ func TestRelay(t *testing.T) {
 	}
 }
 
+// A server whose answer ends before the request does still gets the rest of it.
+func TestRelayAnswerEndsFirst(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	got := make(chan string, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_ = c.(*net.TCPConn).CloseWrite()
+		b, _ := io.ReadAll(c)
+		got <- string(b)
+	}()
+	r, err := newRelay(ctx, netip.MustParseAddrPort("127.0.0.1:0"), l.Addr().(*net.TCPAddr).AddrPort())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	c, err := net.Dial("tcp", r.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(c, "request")
+	c.Close()
+	if b := <-got; b != "request" {
+		t.Errorf("%q", b)
+	}
+}
+
 // A program that stops listening at loopback finds its port free for all addresses at once.
 func TestFreed(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/netutil"
+	"github.com/cubesandbox/cube/guest-agent/envd/accept"
 )
 
 const (
@@ -21,16 +21,16 @@ const (
 
 // relay takes connections to a port of the network's address to where a program listens.
 type relay struct {
-	listener net.Listener
+	listener *accept.Listener
 	target   atomic.Pointer[netip.AddrPort]
 }
 
 func newRelay(ctx context.Context, at, target netip.AddrPort) (*relay, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", at.String())
+	l, err := accept.Listen(ctx, at.String(), maxConnections)
 	if err != nil {
 		return nil, err
 	}
-	r := &relay{listener: netutil.LimitListener(l, maxConnections)}
+	r := &relay{listener: l}
 	r.target.Store(&target)
 	go r.serve(ctx)
 	return r, nil
@@ -47,34 +47,33 @@ func (r *relay) serve(ctx context.Context) {
 		}
 		go func() {
 			defer c.Close()
-			if err := join(ctx, c, *r.target.Load()); err != nil {
+			if err := join(ctx, c.(*accept.Conn), *r.target.Load()); err != nil {
 				slog.Debug("a connection wasn't relayed", "error", err)
 			}
 		}()
 	}
 }
 
-// halfCloser is a connection whose directions end one by one.
-type halfCloser interface {
+// stream is a connection whose directions end one by one.
+type stream interface {
 	net.Conn
 	CloseWrite() error
 }
 
 // join copies both ways until both have ended.
-func join(ctx context.Context, c net.Conn, target netip.AddrPort) error {
+func join(ctx context.Context, c stream, target netip.AddrPort) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	there, err := (&net.Dialer{}).DialContext(ctx, "tcp", target.String())
+	dialled, err := (&net.Dialer{}).DialContext(ctx, "tcp", target.String())
 	if err != nil {
 		return err
 	}
+	there := dialled.(*net.TCPConn)
 	defer there.Close()
 	var both sync.WaitGroup
-	for _, way := range [][2]net.Conn{{c, there}, {there, c}} {
+	for _, way := range [][2]stream{{c, there}, {there, c}} {
 		both.Go(func() {
-			_, err := io.Copy(way[1], way[0])
-			half, ok := way[1].(halfCloser)
-			if err != nil || !ok || half.CloseWrite() != nil {
+			if _, err := io.Copy(way[1], way[0]); err != nil || way[1].CloseWrite() != nil {
 				c.Close()
 				there.Close()
 			}
