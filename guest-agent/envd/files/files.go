@@ -36,12 +36,14 @@ func (h *Handler) Register(mux *http.ServeMux) {
 	mux.HandleFunc("POST /files/compose", h.compose)
 }
 
-// caller checks that the request may do it, and says as whom.
+// caller checks that the request may do it, and says as whom. A signature is for the user in the address alone: who has nothing
+// else can't name another one, in whose home the path is another file.
 func (h *Handler) caller(r *http.Request, query url.Values, op auth.Operation) (users.User, error) {
-	if err := auth.Files(r, query, op, h.Settings.Token(), time.Now()); err != nil {
+	token := h.Settings.Token()
+	if err := auth.Files(r, query, op, token, time.Now()); err != nil {
 		return users.User{}, err
 	}
-	if name := query.Get("username"); name != "" {
+	if name := query.Get("username"); name != "" || !auth.Allowed(r, token) {
 		return h.Settings.Named(name)
 	}
 	return h.Settings.Caller(r.Header)

@@ -2,6 +2,7 @@ package files
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -43,6 +44,15 @@ func newServer(t *testing.T) *server {
 	s.Client().Transport.(*http.Transport).DisableCompression = true
 	t.Cleanup(s.Close)
 	return s
+}
+
+// user adds one.
+func (s *server) user(name, home string) {
+	s.t.Helper()
+	f, err := os.OpenFile(s.store.Users.Passwd, os.O_WRONLY|os.O_APPEND, 0)
+	must(s.t, err)
+	_, err = fmt.Fprintf(f, "%s:x:2000:2000::%s:\n", name, home)
+	must(s.t, errors.Join(err, f.Close()))
 }
 
 func must(t *testing.T, err error) {
@@ -170,6 +180,16 @@ func TestDownloadRefuses(t *testing.T) {
 	} {
 		if resp, body := s.do("GET", path, nil); resp.StatusCode != want {
 			t.Errorf("%s: %d %s; want %d", path, resp.StatusCode, body, want)
+		}
+	}
+	// A signature is for its user: another one, in whose home there is another file, takes the token.
+	other := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(other, "file"), []byte("another"), 0o600))
+	s.user("third", other)
+	for header, want := range map[string]string{"": "x", "secret": "another"} {
+		address := at("file", "signature", auth.Sign("file", auth.Read, "", "secret", nil))
+		if resp, body := s.do("GET", address, nil, "Authorization", "Basic dGhpcmQ6", auth.Header, header); resp.StatusCode != 200 || body != want {
+			t.Errorf("with the token %q: %d %s; want %s", header, resp.StatusCode, body, want)
 		}
 	}
 	if resp, _ := s.do("POST", at("new", "signature", auth.Sign("new", auth.Read, "", "secret", nil)), strings.NewReader("x"), "Content-Type", octets); resp.StatusCode != 401 {

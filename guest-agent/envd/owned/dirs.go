@@ -36,5 +36,14 @@ func MakeDirs(path string, u users.User) error {
 		}
 		return err
 	}
-	return os.Lchown(path, int(u.UID), int(u.GID))
+	return give(path, u)
+}
+
+// give makes the directory the user's. Who may write above it can have put something else in its place: that isn't given away.
+func give(path string, u users.User) error {
+	d, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Chown(int(u.UID), int(u.GID)), d.Close())
 }

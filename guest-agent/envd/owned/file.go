@@ -69,8 +69,8 @@ func Create(path string, u users.User) (_ *File, err error) {
 }
 
 func inPlace(path string) (*File, error) {
-	// A pipe that nobody reads doesn't hold this up.
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	// A pipe that nobody reads doesn't hold this up. Links have been followed: one that is there by then is somebody's trap.
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
