@@ -92,12 +92,12 @@ func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
 	defer a.done()
 	switch {
 	case how == compressed:
-		return sendCompressed(a, r, f, info)
+		return sendCompressed(a, r, patient{f, stall}, info)
 	case info.Mode().IsRegular() && info.Size() > 0 && sized(f):
 		http.ServeContent(a, r, "", info.ModTime(), f)
 		return nil
 	}
-	return sendUnsized(a, r, f, info)
+	return sendUnsized(a, r, patient{f, stall}, info)
 }
 
 // open opens what has content.
@@ -148,7 +148,7 @@ func contentType(path string) string {
 }
 
 // sendUnsized sends what doesn't say how much it is, as files of /proc: until its end.
-func sendUnsized(w http.ResponseWriter, r *http.Request, f *os.File, info fs.FileInfo) error {
+func sendUnsized(w http.ResponseWriter, r *http.Request, f io.Reader, info fs.FileInfo) error {
 	first := make([]byte, 32<<10)
 	n, err := f.Read(first)
 	if err != nil && err != io.EOF {
@@ -171,7 +171,7 @@ func sendUnsized(w http.ResponseWriter, r *http.Request, f *os.File, info fs.Fil
 	return nil
 }
 
-func sendCompressed(w http.ResponseWriter, r *http.Request, f *os.File, info fs.FileInfo) error {
+func sendCompressed(w http.ResponseWriter, r *http.Request, f io.Reader, info fs.FileInfo) error {
 	setModified(w, info)
 	w.Header().Set("Content-Encoding", "gzip")
 	w.WriteHeader(http.StatusOK)

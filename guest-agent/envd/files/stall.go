@@ -3,6 +3,7 @@ package files
 import (
 	"io"
 	"net/http"
+	"os"
 	"time"
 )
 
@@ -74,3 +75,20 @@ func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // done leaves the connection to the next answer.
 func (a *answer) done() { _ = a.connection.SetWriteDeadline(time.Time{}) }
+
+// patient is a file whose other end has to go on, where it has one: a pipe.
+type patient struct {
+	file  *os.File
+	limit time.Duration
+}
+
+func (p patient) Read(b []byte) (int, error) {
+	// Files have no deadlines, and need none.
+	_ = p.file.SetReadDeadline(time.Now().Add(p.limit))
+	return p.file.Read(b)
+}
+
+func (p patient) Write(b []byte) (int, error) {
+	_ = p.file.SetWriteDeadline(time.Now().Add(p.limit))
+	return p.file.Write(b)
+}

@@ -2,6 +2,7 @@ package files
 
 import (
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -24,8 +26,12 @@ import (
 // maxFiles bounds the files of a form, of which the answer tells.
 const maxFiles = 10_000
 
-// maxCompose bounds a request to compose a file: its sources' paths.
-const maxCompose = 8 << 20
+const (
+	// maxCompose bounds a request to compose a file: its sources' paths.
+	maxCompose = 8 << 20
+	// composePiece is how much is copied before it is looked whether the client is still there.
+	composePiece = 64 << 20
+)
 
 // written is what is told of a file that was written.
 type written struct {
@@ -133,7 +139,7 @@ func fileName(p *multipart.Part) string {
 func (up *upload) write(path, what string, in io.Reader) error {
 	return up.create(path, what, func(f *owned.File) error {
 		src := &source{Reader: in}
-		_, err := io.CopyBuffer(struct{ io.Writer }{f.File}, src, make([]byte, piece))
+		_, err := io.CopyBuffer(patient{f.File, stall}, src, make([]byte, piece))
 		if src.err != nil {
 			return broken(src.err)
 		}
@@ -217,11 +223,8 @@ func (h *Handler) composed(w http.ResponseWriter, r *http.Request) (*written, er
 	}
 	err = up.create(request.Destination, "destination", func(f *owned.File) error {
 		for i, source := range request.Sources {
-			if err := up.appendTo(f.File, source, i); err != nil {
+			if err := up.appendTo(r.Context(), f.File, source, i); err != nil {
 				return err
-			}
-			if r.Context().Err() != nil {
-				return r.Context().Err()
 			}
 		}
 		return nil
@@ -232,7 +235,7 @@ func (h *Handler) composed(w http.ResponseWriter, r *http.Request) (*written, er
 	return &up.done[0], nil
 }
 
-func (up *upload) appendTo(f *os.File, path string, index int) error {
+func (up *upload) appendTo(ctx context.Context, f *os.File, path string, index int) error {
 	what := fmt.Sprintf("source_paths[%d]", index)
 	path, err := up.h.resolve(up.user, path, what)
 	if err != nil {
@@ -250,6 +253,15 @@ func (up *upload) appendTo(f *os.File, path string, index int) error {
 	if there, err := f.Stat(); err == nil && os.SameFile(info, there) {
 		return errdefs.ErrInvalidArgument.WithMessage(what + ": " + path + " is the destination")
 	}
-	_, err = io.Copy(f, src)
-	return err
+	for ctx.Err() == nil {
+		_ = f.SetWriteDeadline(time.Now().Add(stall)) // of a pipe
+		_, err := io.CopyN(f, src, composePiece)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/http"
+	"os"
 	"syscall"
 
 	"connectrpc.com/connect"
@@ -27,7 +28,7 @@ var table = []struct {
 	{[]error{errdefs.ErrResourceExhausted}, connect.CodeResourceExhausted, http.StatusTooManyRequests},
 	{[]error{errdefs.ErrDataLoss}, connect.CodeDataLoss, http.StatusInternalServerError},
 	{[]error{errdefs.ErrNotImplemented}, connect.CodeUnimplemented, http.StatusNotImplemented},
-	{[]error{context.DeadlineExceeded}, connect.CodeDeadlineExceeded, http.StatusRequestTimeout},
+	{[]error{context.DeadlineExceeded, os.ErrDeadlineExceeded}, connect.CodeDeadlineExceeded, http.StatusRequestTimeout},
 	{[]error{context.Canceled}, connect.CodeCanceled, http.StatusRequestTimeout},
 	{[]error{syscall.ENOSPC, syscall.EDQUOT}, connect.CodeResourceExhausted, http.StatusInsufficientStorage},
 	{[]error{syscall.ENOTDIR, syscall.EISDIR, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENOTEMPTY, syscall.ENXIO},
