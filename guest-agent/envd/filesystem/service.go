@@ -45,6 +45,14 @@ func (s *Service) resolve(h http.Header, path string) (string, users.User, error
 	return path, u, err
 }
 
+// named is resolve for what doesn't happen to the default directory because a path was forgotten.
+func (s *Service) named(h http.Header, path, what string) (string, users.User, error) {
+	if path == "" {
+		return "", users.User{}, errdefs.ErrInvalidArgument.WithMessage(what + " is empty")
+	}
+	return s.resolve(h, path)
+}
+
 func (s *Service) Stat(_ context.Context, r *connect.Request[filesystem.StatRequest]) (*connect.Response[filesystem.StatResponse], error) {
 	path, _, err := s.resolve(r.Header(), r.Msg.GetPath())
 	if err != nil {
@@ -73,11 +81,11 @@ func (s *Service) MakeDir(_ context.Context, r *connect.Request[filesystem.MakeD
 }
 
 func (s *Service) Move(_ context.Context, r *connect.Request[filesystem.MoveRequest]) (*connect.Response[filesystem.MoveResponse], error) {
-	source, u, err := s.resolve(r.Header(), r.Msg.GetSource())
+	source, u, err := s.named(r.Header(), r.Msg.GetSource(), "source")
 	if err != nil {
 		return nil, status.Connect(err)
 	}
-	destination, err := u.Resolve(r.Msg.GetDestination(), s.Settings.Get().Workdir)
+	destination, _, err := s.named(r.Header(), r.Msg.GetDestination(), "destination")
 	if err != nil {
 		return nil, status.Connect(err)
 	}
@@ -103,7 +111,7 @@ func move(source, destination string, u users.User) error {
 }
 
 func (s *Service) Remove(_ context.Context, r *connect.Request[filesystem.RemoveRequest]) (*connect.Response[filesystem.RemoveResponse], error) {
-	path, _, err := s.resolve(r.Header(), r.Msg.GetPath())
+	path, _, err := s.named(r.Header(), r.Msg.GetPath(), "path")
 	if err == nil && path == "/" {
 		err = errdefs.ErrInvalidArgument.WithMessage("/ can't be removed")
 	}

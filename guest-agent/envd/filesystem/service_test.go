@@ -11,19 +11,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/guest-agent/envd/api/filesystem"
-	"github.com/cubesandbox/cube/guest-agent/envd/keepalive"
 	"github.com/cubesandbox/cube/guest-agent/envd/settings"
 	"github.com/cubesandbox/cube/guest-agent/envd/users"
 )
-
-// waitTime bounds waits for what takes a moment on an idle machine.
-const waitTime = 30 * time.Second
 
 // newClient calls a service; home is where relative paths are.
 func newClient(t *testing.T) (c filesystem.FilesystemClient, home string) {
@@ -169,6 +164,9 @@ func TestTree(t *testing.T) {
 	must(t, remove("new"))
 	must(t, remove("new"))
 	wantCode(t, "/", remove("/../"), connect.CodeInvalidArgument)
+	wantCode(t, "remove nothing", remove(""), connect.CodeInvalidArgument)
+	wantCode(t, "move nothing", move("", "x"), connect.CodeInvalidArgument)
+	wantCode(t, "move to nothing", move("other", ""), connect.CodeInvalidArgument)
 }
 
 func TestOwner(t *testing.T) {
@@ -186,169 +184,5 @@ func TestOwner(t *testing.T) {
 		if st.Uid != want {
 			t.Errorf("%q is %d's", path, st.Uid)
 		}
-	}
-}
-
-// watcher asks a polled watcher until the event has come.
-type watcher struct {
-	t    *testing.T
-	c    filesystem.FilesystemClient
-	id   string
-	seen []*filesystem.FilesystemEvent
-}
-
-func newWatcher(t *testing.T, c filesystem.FilesystemClient, r *filesystem.CreateWatcherRequest) *watcher {
-	t.Helper()
-	resp, err := c.CreateWatcher(t.Context(), connect.NewRequest(r))
-	must(t, err)
-	w := &watcher{t: t, c: c, id: resp.Msg.WatcherId}
-	t.Cleanup(w.remove)
-	return w
-}
-
-func (w *watcher) remove() {
-	_, _ = w.c.RemoveWatcher(context.Background(), connect.NewRequest(&filesystem.RemoveWatcherRequest{WatcherId: w.id}))
-}
-
-func (w *watcher) get() error {
-	r, err := w.c.GetWatcherEvents(context.Background(), connect.NewRequest(&filesystem.GetWatcherEventsRequest{WatcherId: w.id}))
-	if err == nil {
-		w.seen = append(w.seen, r.Msg.Events...)
-	}
-	return err
-}
-
-func (w *watcher) want(name string, is filesystem.EventType) *filesystem.FilesystemEvent {
-	w.t.Helper()
-	for deadline := time.Now().Add(waitTime); ; time.Sleep(5 * time.Millisecond) { // clients poll
-		must(w.t, w.get())
-		for _, e := range w.seen {
-			if e.Name == name && e.Type == is {
-				return e
-			}
-		}
-		if time.Now().After(deadline) {
-			w.t.Fatalf("no %v of %s in %v", is, name, w.seen)
-		}
-	}
-}
-
-func TestWatchers(t *testing.T) {
-	c, home := newClient(t)
-	must(t, os.MkdirAll(filepath.Join(home, "w/old"), 0o755))
-	w := newWatcher(t, c, &filesystem.CreateWatcherRequest{Path: "w", Recursive: true, IncludeEntry: true})
-	write(t, filepath.Join(home, "w/old/f"))
-	if e := w.want("old/f", filesystem.EventType_EVENT_TYPE_CREATE); e.Entry.GetPath() != filepath.Join(home, "w/old/f") {
-		t.Error(e)
-	}
-	w.want("old/f", filesystem.EventType_EVENT_TYPE_WRITE)
-	// What comes with a directory is told of, too, and what comes into it later.
-	must(t, os.MkdirAll(filepath.Join(home, "made/deep"), 0o755))
-	write(t, filepath.Join(home, "made/deep/f"))
-	must(t, os.Rename(filepath.Join(home, "made"), filepath.Join(home, "w/moved")))
-	w.want("moved/deep/f", filesystem.EventType_EVENT_TYPE_CREATE)
-	write(t, filepath.Join(home, "w/moved/deep/g"))
-	w.want("moved/deep/g", filesystem.EventType_EVENT_TYPE_CREATE)
-	must(t, os.Rename(filepath.Join(home, "w/moved"), filepath.Join(home, "w/again")))
-	w.want("moved", filesystem.EventType_EVENT_TYPE_RENAME)
-	w.want("again", filesystem.EventType_EVENT_TYPE_CREATE)
-	write(t, filepath.Join(home, "w/again/deep/h"))
-	w.want("again/deep/h", filesystem.EventType_EVENT_TYPE_CREATE)
-	must(t, os.Remove(filepath.Join(home, "w/old/f")))
-	if e := w.want("old/f", filesystem.EventType_EVENT_TYPE_REMOVE); e.Entry != nil {
-		t.Error(e)
-	}
-	must(t, os.RemoveAll(filepath.Join(home, "w")))
-	for deadline := time.Now().Add(waitTime); ; time.Sleep(5 * time.Millisecond) {
-		if err := w.get(); err != nil {
-			wantCode(t, "the end", err, connect.CodeNotFound)
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the watch of a directory that is gone has no end")
-		}
-	}
-	w.remove()
-	wantCode(t, "removed", w.get(), connect.CodeNotFound)
-}
-
-// Events that nobody asks for don't fill the memory, and their loss is told.
-func TestWatcherOverflow(t *testing.T) {
-	c, home := newClient(t)
-	w := newWatcher(t, c, &filesystem.CreateWatcherRequest{Path: "~"})
-	for i := range maxQueued/2 + 1000 {
-		must(t, os.Mkdir(filepath.Join(home, fmt.Sprint(i)), 0o755))
-		must(t, os.Remove(filepath.Join(home, fmt.Sprint(i))))
-	}
-	lost := false
-	for deadline := time.Now().Add(waitTime); !lost && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if err := w.get(); err != nil {
-			wantCode(t, "overflow", err, connect.CodeDataLoss)
-			lost = true
-		}
-		if len(w.seen) > maxQueued {
-			t.Fatalf("%d events were kept", len(w.seen))
-		}
-		w.seen = nil
-	}
-	if !lost {
-		t.Fatal("no loss is told")
-	}
-	// The watch goes on, once what the kernel has kept is through.
-	later := filepath.Join(home, "later")
-	for deadline := time.Now().Add(waitTime); !slices.ContainsFunc(w.seen, func(e *filesystem.FilesystemEvent) bool { return e.Name == "later" }); time.Sleep(5 * time.Millisecond) {
-		if err := w.get(); err != nil {
-			wantCode(t, "overflow", err, connect.CodeDataLoss)
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("nothing is told after a loss")
-		}
-		write(t, later)
-	}
-}
-
-func TestWatchRefuses(t *testing.T) {
-	c, home := newClient(t)
-	write(t, filepath.Join(home, "f"))
-	for path, code := range map[string]connect.Code{"f": connect.CodeInvalidArgument, "gone": connect.CodeNotFound, "a\x00": connect.CodeInvalidArgument} {
-		_, err := c.CreateWatcher(t.Context(), connect.NewRequest(&filesystem.CreateWatcherRequest{Path: path}))
-		wantCode(t, path, err, code)
-	}
-	wantCode(t, "no watcher", (&watcher{c: c, id: "x"}).get(), connect.CodeNotFound)
-	// A file system is a network's by its type: all that this machine has can be taken for one.
-	var st unix.Statfs_t
-	must(t, unix.Statfs(home, &st))
-	if _, is := remote[st.Type]; is {
-		t.Skip("SKIPPED: the tests are on a network's file system")
-	}
-	remote[st.Type] = "test"
-	defer delete(remote, st.Type)
-	_, err := c.CreateWatcher(t.Context(), connect.NewRequest(&filesystem.CreateWatcherRequest{Path: "~"}))
-	wantCode(t, "network", err, connect.CodeInvalidArgument)
-	newWatcher(t, c, &filesystem.CreateWatcherRequest{Path: "~", AllowNetworkMounts: true})
-}
-
-func TestWatchDir(t *testing.T) {
-	c, home := newClient(t)
-	must(t, os.Mkdir(filepath.Join(home, "w"), 0o755))
-	r := connect.NewRequest(&filesystem.WatchDirRequest{Path: "w"})
-	r.Header().Set(keepalive.Header, "1")
-	ctx, cancel := context.WithTimeout(t.Context(), waitTime)
-	defer cancel()
-	s, err := c.WatchDir(ctx, r)
-	must(t, err)
-	var kinds []string
-	for s.Receive() {
-		switch e := s.Msg().GetEvent().(type) {
-		case *filesystem.WatchDirResponse_Start_:
-			write(t, filepath.Join(home, "w/f"))
-		case *filesystem.WatchDirResponse_Keepalive:
-			must(t, os.RemoveAll(filepath.Join(home, "w")))
-		case *filesystem.WatchDirResponse_Filesystem:
-			kinds = append(kinds, e.Filesystem.Type.String()[len("EVENT_TYPE_"):]+" "+e.Filesystem.Name)
-		}
-	}
-	if got := strings.Join(kinds, ", "); s.Err() != nil || got != "CREATE f, WRITE f, REMOVE f" {
-		t.Error(got, s.Err())
 	}
 }

@@ -141,6 +141,7 @@ var types = []struct {
 }
 
 func (w *watch) translate(e fsnotify.Event) ([]*filesystem.FilesystemEvent, error) {
+	e.Name = filepath.Clean(e.Name) // of what is in "/" it isn't
 	if e.Name == w.path {
 		if e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename) {
 			return nil, errEnded

@@ -23,6 +23,8 @@ const (
 	maxWatchers = 256
 	// maxQueued is how many events wait to be asked for.
 	maxQueued = 10_000
+	// abandoned is how long after nobody has asked for one it may be ended in favour of another.
+	abandoned = 10 * time.Minute
 )
 
 // watchRequest is what both ways to watch are asked with.
@@ -87,7 +89,8 @@ type watchers struct {
 
 // polled is a watcher with the events since it was last asked.
 type polled struct {
-	stop context.CancelFunc
+	stop  context.CancelFunc
+	asked time.Time // the last time; watchers.mu guards it
 
 	mu     sync.Mutex
 	events []*filesystem.FilesystemEvent
@@ -118,15 +121,32 @@ func (s *Service) CreateWatcher(_ context.Context, r *connect.Request[filesystem
 func (ws *watchers) add(p *polled) (id string, err error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	if len(ws.all) >= maxWatchers {
+	if len(ws.all) >= maxWatchers && !ws.endAbandoned() {
 		return "", errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("there are %d watchers; remove one", maxWatchers))
 	}
 	if ws.all == nil {
 		ws.all = map[string]*polled{}
 	}
+	p.asked = time.Now()
 	id = rand.Text()
 	ws.all[id] = p
 	return id, nil
+}
+
+// endAbandoned ends the watcher that nobody has asked for the longest, if that is long: its client has gone without a word.
+func (ws *watchers) endAbandoned() bool {
+	oldest := ""
+	for id, p := range ws.all {
+		if oldest == "" || p.asked.Before(ws.all[oldest].asked) {
+			oldest = id
+		}
+	}
+	if time.Since(ws.all[oldest].asked) < abandoned {
+		return false
+	}
+	ws.all[oldest].stop()
+	delete(ws.all, oldest)
+	return true
 }
 
 // collect keeps what has happened, and says whether more can happen.
@@ -169,6 +189,7 @@ func (ws *watchers) get(id string, remove bool) (*polled, error) {
 	if !ok {
 		return nil, errdefs.ErrNotFound.WithMessage("there is no such watcher")
 	}
+	p.asked = time.Now()
 	if remove {
 		delete(ws.all, id)
 	}
