@@ -99,12 +99,36 @@ func (p *Process) watch(outputs map[Stream]*os.File) {
 
 // exited returns when the process has ended. It stays a zombie.
 func exited(pid int) {
+	if err := poll(pid); err == nil {
+		return
+	}
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
 			return
 		}
 	}
+}
+
+// poll is exited without a thread of its own, of which Go has no more than 10,000. It takes a descriptor.
+func poll(pid int) error {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	defer f.Close()
+	c, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var wait error
+	err = c.Read(func(fd uintptr) bool {
+		var info unix.Siginfo
+		wait = unix.Waitid(unix.P_PIDFD, int(fd), &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
+		return wait != nil || info.Signo != 0
+	})
+	return errors.Join(err, wait)
 }
 
 // expire ends a process whose time is over. That it is, is known before the end is.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"runtime/pprof"
 	"strconv"
 	"strings"
 	"testing"
@@ -307,5 +308,22 @@ func TestKillCutsOutput(t *testing.T) {
 	rest(t, s)
 	if err := unix.Kill(daemon, 0); err != nil {
 		t.Error("the daemon:", err)
+	}
+}
+
+// Commands that run take no threads.
+func TestThreads(t *testing.T) {
+	_, reg := newClient(t)
+	me, err := reg.Settings.Named("")
+	must(t, err)
+	threads := pprof.Lookup("threadcreate")
+	before := threads.Count()
+	for range 100 {
+		_, sub, err := reg.Start(Spec{User: me, Command: "sleep", Args: []string{"1000"}})
+		must(t, err)
+		sub.Leave()
+	}
+	if n := threads.Count() - before; n > 50 {
+		t.Errorf("100 commands have %d threads", n)
 	}
 }
