@@ -17,7 +17,8 @@ import (
 )
 
 func main() {
-	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	// Lines of JSON are what the control plane takes apart for the sandbox's log.
+	slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, nil)))
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "cube-envd:", err)
 		os.Exit(1)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -20,28 +21,28 @@ import (
 // levels in their order.
 var levels = []lifecycle.Level{lifecycle.Debug, lifecycle.Info, lifecycle.Warn, lifecycle.Error}
 
-// maxLine bounds a line that is shown; the rest of a longer one is left out.
-const maxLine = 16 << 10
+// Limits of what the guest's lines may take here.
+const (
+	maxLine   = 16 << 10 // the rest of a line is left out
+	maxFields = 64       // of a line
+	maxPage   = 4 << 20  // of an answer, which has fewer entries than are asked for then
+)
 
-// Log reads what a machine has written: its envd lines of JSON, others anything.
-func (m *Machines) Log(_ context.Context, id string, q lifecycle.LogQuery) ([]lifecycle.LogEntry, error) {
+// Log reads what a machine has written: its envd lines of JSON, others anything. No more is kept than is answered.
+func (m *Machines) Log(ctx context.Context, id string, q lifecycle.LogQuery) ([]lifecycle.LogEntry, error) {
 	path := sandbox.LogPath(m.cfg, id)
-	var all []lifecycle.LogEntry
+	c := &choice{LogQuery: q, chosen: []lifecycle.LogEntry{}}
 	for n := m.cfg.Logs.MaxFiles; n >= 0; n-- {
 		name := path
 		if n > 0 {
 			name = fmt.Sprintf("%s.%d", path, n)
 		}
-		entries, err := readLog(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
+		err := readLog(ctx, name, c.add)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("read the log of sandbox %s: %w", id, err)
 		}
-		all = append(all, entries...)
 	}
-	return choose(all, q), nil
+	return c.entries(), nil
 }
 
 // FollowLog tells of what a machine has written, and writes.
@@ -94,52 +95,81 @@ func (w *lineWriter) end() error {
 	return w.err
 }
 
-// choose picks the entries that are asked for.
-func choose(all []lifecycle.LogEntry, q lifecycle.LogQuery) []lifecycle.LogEntry {
-	if q.Backward {
-		slices.Reverse(all)
-	}
-	chosen := []lifecycle.LogEntry{}
-	for _, e := range all {
-		switch {
-		case len(chosen) == q.Limit:
-			return chosen
-		case !q.From.IsZero() && (q.Backward && e.At.After(q.From) || !q.Backward && e.At.Before(q.From)):
-		case q.Level != "" && slices.Index(levels, e.Level) < slices.Index(levels, q.Level):
-		case q.Search != "" && !strings.Contains(e.Message, q.Search):
-		default:
-			chosen = append(chosen, e)
-		}
-	}
-	return chosen
+// choice picks the entries that are asked for, of all from the oldest on.
+type choice struct {
+	lifecycle.LogQuery
+	chosen []lifecycle.LogEntry
+	size   int // in bytes
 }
 
-// readLog reads one file. A line without a time is of the time of the one before it.
-func readLog(name string) ([]lifecycle.LogEntry, error) {
+// add takes an entry, and says whether more are wanted.
+func (c *choice) add(e lifecycle.LogEntry) bool {
+	switch {
+	case !c.From.IsZero() && (c.Backward && e.At.After(c.From) || !c.Backward && e.At.Before(c.From)):
+		return true
+	case c.Level != "" && slices.Index(levels, e.Level) < slices.Index(levels, c.Level):
+		return true
+	case c.Search != "" && !strings.Contains(e.Message, c.Search):
+		return true
+	case !c.Backward && c.full():
+		return false
+	}
+	c.chosen, c.size = append(c.chosen, e), c.size+size(e)
+	for c.Backward && len(c.chosen) > 1 && (len(c.chosen) > c.Limit || c.size > maxPage) {
+		c.chosen, c.size = c.chosen[1:], c.size-size(c.chosen[0])
+	}
+	return c.Backward || !c.full()
+}
+
+func (c *choice) full() bool { return len(c.chosen) >= c.Limit || c.size >= maxPage }
+
+// size is how much an entry takes, about.
+func size(e lifecycle.LogEntry) int {
+	n := 100 + len(e.Message)
+	for k, v := range e.Fields {
+		n += 100 + len(k) + len(v)
+	}
+	return n
+}
+
+// entries are those that were chosen, in the order that was asked for.
+func (c *choice) entries() []lifecycle.LogEntry {
+	if c.Backward {
+		slices.Reverse(c.chosen)
+	}
+	return c.chosen
+}
+
+// readLog calls each with the lines of one file until it returns false. A line without a time is of the time of the one before it.
+func readLog(ctx context.Context, name string, each func(lifecycle.LogEntry) bool) error {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var all []lifecycle.LogEntry
 	at := st.ModTime()
 	r := bufio.NewReaderSize(f, maxLine)
 	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		line, err := r.ReadSlice('\n')
 		if len(bytes.TrimSpace(line)) > 0 {
 			e := parse(bytes.TrimRight(line, "\r\n"), at)
 			at = e.At
-			all = append(all, e)
+			if !each(e) {
+				return nil
+			}
 		}
 		for errors.Is(err, bufio.ErrBufferFull) { // skip the rest
 			_, err = r.ReadSlice('\n')
 		}
 		if err != nil {
-			return all, nil // io.EOF; what can't be read any more is as what isn't there
+			return nil // io.EOF; what can't be read any more is as what isn't there
 		}
 	}
 }
@@ -151,15 +181,16 @@ func parse(line []byte, at time.Time) lifecycle.LogEntry {
 		return lifecycle.LogEntry{At: at, Message: strings.ToValidUTF8(string(line), "\uFFFD"), Level: lifecycle.Info}
 	}
 	e := lifecycle.LogEntry{At: at, Level: lifecycle.Info, Fields: map[string]string{}}
-	for k, v := range record {
-		text, ok := v.(string)
+	for _, k := range slices.Sorted(maps.Keys(record)) {
+		text, ok := record[k].(string)
 		if !ok {
-			b, _ := json.Marshal(v) // it comes from JSON
+			b, _ := json.Marshal(record[k]) // it comes from JSON
 			text = string(b)
 		}
 		switch k {
 		case "time":
-			if t, err := time.Parse(time.RFC3339Nano, text); err == nil {
+			// JSON has no other years.
+			if t, err := time.Parse(time.RFC3339Nano, text); err == nil && t.UTC().Year() >= 1 && t.UTC().Year() <= 9999 {
 				e.At = t
 			}
 		case "level":
@@ -169,7 +200,9 @@ func parse(line []byte, at time.Time) lifecycle.LogEntry {
 		case "msg":
 			e.Message = text
 		default:
-			e.Fields[k] = text
+			if len(e.Fields) < maxFields {
+				e.Fields[k] = text
+			}
 		}
 	}
 	return e
