@@ -54,34 +54,48 @@ type sandbox struct {
 	Token string `json:"envdAccessToken"`
 }
 
-// call asks the API. The answer is decoded to into, unless that is nil.
-func (c *client) call(method, path string, body, into any) (code int, message string, err error) {
+// answer is what the API says to a request.
+type answer struct {
+	code           int
+	message, again string // of a refusal: why, and its Retry-After
+}
+
+// ask asks the API. The answer is decoded to into, unless that is nil.
+func (c *client) ask(method, path string, body, into any) (a answer, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), s.Config.Timeout(2*time.Minute))
 	defer cancel()
 	var b []byte
 	if body != nil {
 		if b, err = json.Marshal(body); err != nil {
-			return 0, "", err
+			return a, err
 		}
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+s.Config.API.Listen.String()+path, bytes.NewReader(b))
 	if err != nil {
-		return 0, "", err
+		return a, err
 	}
 	req.Header.Set("X-API-KEY", c.key)
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return 0, "", err
+		return a, err
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return 0, "", err
+		return a, err
 	}
-	if resp.StatusCode/100 == 2 && into != nil {
-		return resp.StatusCode, "", json.Unmarshal(text, into)
+	a = answer{code: resp.StatusCode, again: resp.Header.Get("Retry-After")}
+	if a.code/100 == 2 && into != nil {
+		return a, json.Unmarshal(text, into)
 	}
-	return resp.StatusCode, string(text), nil
+	a.message = string(text)
+	return a, nil
+}
+
+// call is ask for what says no more than a code and a message.
+func (c *client) call(method, path string, body, into any) (code int, message string, err error) {
+	a, err := c.ask(method, path, body, into)
+	return a.code, a.message, err
 }
 
 // do is call for what has to answer with a code.
