@@ -16,6 +16,10 @@ import (
 // headroom is memory of the host's that no sandbox gets, in bytes.
 const headroom = 256 << 20
 
+// queueTimeout bounds how long a start waits for its turn: E2B's SDKs wait a minute for an answer, and the machine takes its part of
+// that.
+const queueTimeout = 30 * time.Second
+
 // admission is that a machine may be started. Its functions can be called more than once.
 type admission struct {
 	// counted says that the sandbox's row has it run, which counts by itself from then on.
@@ -70,7 +74,7 @@ func (e *Engine) share(team string) (counted func(), err error) {
 
 // turn waits until a machine of that memory can be started, which lasts until release.
 func (e *Engine) turn(ctx context.Context, memoryMB int) (release func(), err error) {
-	limit := e.Timeout(createTimeout)
+	limit := e.Timeout(queueTimeout)
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
@@ -80,7 +84,7 @@ func (e *Engine) turn(ctx context.Context, memoryMB int) (release func(), err er
 	case <-e.life.Done():
 		return nil, errClosing
 	case <-timer.C:
-		return nil, unavailable(fmt.Sprintf("this host starts %d sandboxes at a time, and others have been for %v", cap(e.starts), limit), 5*time.Second)
+		return nil, unavailable(fmt.Sprintf("this host starts %d sandboxes at a time, and others have been before this one for %v: try again", cap(e.starts), limit), 5*time.Second)
 	}
 	need := int64(memoryMB) << 20
 	left, err := e.Memory()

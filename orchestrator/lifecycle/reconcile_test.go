@@ -390,6 +390,45 @@ func TestAdmission(t *testing.T) {
 	})
 }
 
+// TestQueue: who has no turn within half a minute is told so, and those before him aren't bothered.
+func TestQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{Starts: 1})
+		defer s.stop()
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
+			if call == "create" && !after {
+				time.Sleep(12 * time.Second)
+			}
+			return nil
+		})
+		type result struct {
+			err  error
+			took time.Duration
+		}
+		results := make(chan result, 5)
+		began := time.Now()
+		for range cap(results) {
+			go func() {
+				_, err := s.Create(t.Context(), Create{Team: team, Template: "base", Timeout: time.Hour})
+				results <- result{err, time.Since(began)}
+			}()
+		}
+		made := 0
+		for range cap(results) {
+			r := <-results
+			switch {
+			case r.err == nil:
+				made++
+			case !errdefs.IsUnavailable(r.err) || RetryAfter(r.err) == 0 || r.took != queueTimeout:
+				t.Errorf("refused after %v: %v", r.took, r.err)
+			}
+		}
+		if made != 3 {
+			t.Errorf("%d were made", made)
+		}
+	})
+}
+
 // TestShare: of as many as come at once, a team gets its share and no more, and each place that one gives up is another's.
 func TestShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
