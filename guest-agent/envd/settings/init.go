@@ -41,8 +41,8 @@ type request struct {
 }
 
 // Init is POST /init. The first call sets the token; who calls later has it, in the header or in the body, and may give
-// another one in the body. A request whose timestamp is older than one that was taken is late: it changes nothing. The same
-// request twice has one effect.
+// another one in the body. A request whose timestamp is older than one that was taken is late: it changes nothing, and is told
+// so, as who sends it may be one whose clock was set back. The same request twice has one effect.
 func (s *Store) Init(w http.ResponseWriter, r *http.Request) {
 	var req request
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
@@ -69,9 +69,8 @@ func (s *Store) take(req request, token string) error {
 		return errdefs.ErrUnauthenticated.WithMessage("neither the header nor the body has this sandbox's access token")
 	}
 	if req.Timestamp != nil {
-		if req.Timestamp.Before(n.Stamp) {
-			slog.Info("late /init ignored", "stamp", req.Timestamp, "last", n.Stamp)
-			return nil
+		if late(*req.Timestamp, n.Stamp) {
+			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("it is late: a request of %v was taken before this one of %v", n.Stamp, req.Timestamp))
 		}
 		n.Stamp = *req.Timestamp
 	}
@@ -93,6 +92,12 @@ func (s *Store) take(req request, token string) error {
 		s.step(*req.Timestamp)
 	}
 	return nil
+}
+
+// late says whether a request was overtaken by the last one that was taken. If that one is of a time which hasn't come, the host's
+// clock has been set back since, and it says nothing.
+func late(request, last time.Time) bool {
+	return request.Before(last) && last.Before(time.Now().Add(maxAhead))
 }
 
 func give(to, from *string) {

@@ -121,14 +121,21 @@ func TestInitTime(t *testing.T) {
 		}
 	}
 	// Late ones change nothing; the same one twice is one.
-	stamp := at(time.Hour)
+	stamp := at(-time.Minute)
 	s.now.Stamp = time.Time{}
-	call(s, "", `{"timestamp":"`+stamp+`","envVars":{"A":"1"}}`)
-	if code, _ := call(s, "", `{"timestamp":"`+at(time.Minute)+`","envVars":{"A":"late"}}`); code != 204 || s.Get().Env["A"] != "1" {
-		t.Errorf("%d, %+v", code, s.Get())
+	for _, c := range []struct {
+		stamp, value string
+		code         int
+		want         string
+	}{{stamp, "1", 204, "1"}, {at(-time.Hour), "late", 409, "1"}, {stamp, "1", 204, "1"}, {at(0), "2", 204, "2"}} {
+		if code, body := call(s, "", `{"timestamp":"`+c.stamp+`","envVars":{"A":"`+c.value+`"}}`); code != c.code || s.Get().Env["A"] != c.want {
+			t.Errorf("%+v: %d %s, %+v", c, code, body, s.Get())
+		}
 	}
-	if code, _ := call(s, "", `{"timestamp":"`+stamp+`","envVars":{"A":"1"}}`); code != 204 || s.Get().Env["A"] != "1" {
-		t.Errorf("%d, %+v", code, s.Get())
+	// One that was taken as the clock was ahead keeps out none of those after it.
+	s.now.Stamp = time.Now().Add(time.Hour)
+	if code, body := call(s, "", `{"timestamp":"`+at(0)+`","envVars":{"A":"3"}}`); code != 204 || s.Get().Env["A"] != "3" {
+		t.Errorf("%d %s, %+v", code, body, s.Get())
 	}
 }
 
