@@ -93,8 +93,8 @@ func (c *Client) resume(ctx context.Context, id string, cold bool) (note string,
 		return "", err
 	}
 	if !runs {
-		if cold && !cp.Cold {
-			cp.Cold = true
+		if cp.Cold != cold { // as an attempt before this one had it
+			cp.Cold = cold
 			if err := paused.Write(cp); err != nil {
 				return "", err
 			}
