@@ -17,8 +17,10 @@ const (
 	shareMount = "cube-share"
 	fileMount  = "cube-file"
 	shmMount   = "cube-shm"
-	toolsMount = "cube-tools"
 )
+
+// ToolsMount is the type of the mount that is the directory with the guest image's programs for containers.
+const ToolsMount = "cube-tools"
 
 const (
 	// maxShares and maxFiles are what the agent takes of a container.
@@ -29,7 +31,7 @@ const (
 )
 
 // guestMounts are the types of mounts that are made in the guest, of nothing from the host.
-var guestMounts = []string{"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", toolsMount}
+var guestMounts = []string{"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", ToolsMount}
 
 // copied are the files that are made anew for each container, and that nobody writes on the host afterwards: the guest
 // gets what is in them, which costs it less than a share.
