@@ -3,6 +3,7 @@ module github.com/cubesandbox/cube
 go 1.26.6
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/Microsoft/hcsshim v0.15.0-rc.4
 	github.com/cavaliergopher/cpio v1.0.1
 	github.com/cilium/ebpf v0.22.0
@@ -53,7 +54,6 @@ require (
 )
 
 require (
-	connectrpc.com/connect v1.21.1 // indirect
 	github.com/Microsoft/go-winio v0.6.3-0.20251027160822-ad3df93bed29 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect

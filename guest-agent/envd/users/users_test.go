@@ -96,19 +96,45 @@ func TestFindCommand(t *testing.T) {
 
 // FuzzUsers: whatever the files have, who is found is who was asked for, with an absolute home.
 func FuzzUsers(f *testing.F) {
-	f.Add("user:x:1000:1001::/home/user:/bin/bash\n", "sudo:x:27:user\n", "user", "~/a")
-	f.Add("a:::::::\n::::::\n", ":::,,,\n", "", "../..")
-	f.Fuzz(func(t *testing.T, passwd, group, name, path string) {
-		d := database(t, passwd, group)
-		u, err := d.Lookup(name)
+	f.Add("user:x:1000:1001::/home/user:/bin/bash\n", "sudo:x:27:user\n", "user")
+	f.Add("a:::::::\n::::::\n", ":::,,,\n", "")
+	f.Fuzz(func(t *testing.T, passwd, group, name string) {
+		u, err := database(t, passwd, group).Lookup(name)
 		if err != nil {
 			return
 		}
-		if u.Name != name || name == "" || !filepath.IsAbs(u.Home) || len(u.Groups) == 0 || u.Groups[0] != u.GID {
+		if u.Name != name || name == "" || !filepath.IsAbs(u.Home) || u.Home != filepath.Clean(u.Home) || len(u.Groups) == 0 || u.Groups[0] != u.GID {
 			t.Errorf("%+v for %q", u, name)
 		}
-		if got, err := u.Resolve(path, ""); err == nil && (!filepath.IsAbs(got) || got != filepath.Clean(got) || strings.ContainsRune(got, 0)) {
+	})
+}
+
+// FuzzResolve: a path is absolute and clean, and one without a leading "/" is below the home unless it climbs out of it.
+func FuzzResolve(f *testing.F) {
+	f.Add("/home/user", "~/a", "")
+	f.Add("/", "../../etc/passwd", "/work")
+	f.Add("/home/user", "", "~//x")
+	f.Add("/home/user", "a\x00b", "")
+	f.Fuzz(func(t *testing.T, home, path, empty string) {
+		if !filepath.IsAbs(home) || strings.ContainsRune(home, 0) {
+			return
+		}
+		u := User{Home: filepath.Clean(home)}
+		got, err := u.Resolve(path, empty)
+		if path == "" {
+			path = empty
+		}
+		if bad := strings.ContainsRune(path, 0) || len(path) >= maxPath; bad != errdefs.IsInvalidArgument(err) {
+			t.Fatalf("%q: %v", path, err)
+		}
+		if err != nil {
+			return
+		}
+		if !filepath.IsAbs(got) || got != filepath.Clean(got) || strings.ContainsRune(got, 0) {
 			t.Errorf("%q is %q", path, got)
+		}
+		if rel, err := filepath.Rel(u.Home, got); !filepath.IsAbs(path) && !strings.Contains(path, "..") && (err != nil || strings.HasPrefix(rel, "..")) {
+			t.Errorf("%q is %q, which is not below %q", path, got, u.Home)
 		}
 	})
 }
