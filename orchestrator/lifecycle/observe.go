@@ -69,7 +69,7 @@ func (e *Engine) measure(ctx context.Context, b *box, r *row) (Metric, error) {
 	return m, nil
 }
 
-// Logs reads a sandbox's log: what its first process and its start command have written.
+// Logs reads a sandbox's log: what its first process, which is envd's init, has written.
 func (e *Engine) Logs(ctx context.Context, team, id string, q LogQuery) ([]LogEntry, error) {
 	_, r, err := e.find(team, id)
 	if err != nil {
