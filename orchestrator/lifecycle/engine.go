@@ -34,6 +34,8 @@ type Options struct {
 	MaxSandboxes int
 	// Starts is how many machines are started at once, others wait; 0 is two for each CPU.
 	Starts int
+	// Since is when the host, or Cube on it, was started: no machine of before runs any more.
+	Since time.Time
 	// Memory tells how much memory the host has left, in bytes; nil asks the kernel.
 	Memory func() (int64, error)
 }

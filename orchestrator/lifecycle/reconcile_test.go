@@ -60,6 +60,36 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+// TestHostRestarts: after a restart of the host, what ran is lost, which its team is told, and what was paused goes on.
+func TestHostRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{})
+		ctx := t.Context()
+		ran, paused, spoilt := s.create(nil), s.create(nil), s.create(nil)
+		must(t, s.Pause(ctx, team, paused.ID, true))
+		must(t, s.Pause(ctx, team, spoilt.ID, true))
+		s.stop()
+		pass(time.Minute)
+		s.o.Since = time.Now()
+		delete(s.host.machines, ran.ID)
+		delete(s.host.machines, spoilt.ID) // which isn't what a restart does
+		s.boot()
+		defer s.stop()
+		later := s.create(nil)
+		pass(time.Second)
+		s.host.end(later.ID)
+		pass(time.Second)
+		for id, why := range map[string]string{ran.ID: "the host was restarted", spoilt.ID: "its machine has ended", later.ID: "its machine has ended"} {
+			if _, err := s.Get(ctx, team, id); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), why) {
+				t.Errorf("%s: %v", why, err)
+			}
+		}
+		if sb, err := s.Resume(ctx, team, paused.ID, time.Hour, nil); err != nil || sb.EnvdToken != paused.EnvdToken {
+			t.Errorf("the paused one: %+v, %v", sb, err)
+		}
+	})
+}
+
 // TestMachineEnds: a machine that ends by itself is the end of its sandbox, unless it is the pause's.
 func TestMachineEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -98,7 +98,10 @@ func (e *Engine) adopt(ctx context.Context, r *row, seen Seen) outcome {
 		return outcome{event: evStill, change: pausedNow}
 	}
 	why := seen.Why
-	if why == "" {
+	switch {
+	case r.State != Paused && r.StartedAt.Before(e.Since):
+		why = "it ran when the host was restarted, or Cube taken down"
+	case why == "":
 		why = "its machine has ended"
 	}
 	return outcome{event: evGone, change: func(r *row) error { r.Reason = why; return nil }}

@@ -177,7 +177,7 @@ func (m *Machines) seen(ctx context.Context, c sandbox.Container) (lifecycle.See
 		}
 		return lifecycle.Seen{State: lifecycle.Runs, Addr: addr}, err
 	}
-	return lifecycle.Seen{Why: "the host has been started anew, or it was never whole"}, nil
+	return lifecycle.Seen{}, nil // nobody knows how that came
 }
 
 // Watch calls ended with each machine that begins or ends.

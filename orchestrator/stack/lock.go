@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -53,6 +54,16 @@ func acquire(cfg *config.Config) (*lock, error) {
 		}
 		// The holder has gone in the meantime, and may have taken the file away.
 	}
+}
+
+// since is when the run directory's first owner took it: what ran before that isn't there any more, as the directory doesn't
+// survive a restart of the host, nor the file `cube down`.
+func (l *lock) since() (time.Time, error) {
+	info, err := l.file.Stat()
+	if err != nil {
+		return time.Time{}, fmt.Errorf("look at the run directory's lock: %w", err)
+	}
+	return info.ModTime(), nil // nobody writes to it
 }
 
 // current says whether the file still is the one of that name.

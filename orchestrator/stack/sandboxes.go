@@ -53,7 +53,7 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 	log := s.Log.With("part", "sandboxes")
 	m, g := machines.New(s.cfg, c, log), guests.New(s.cfg.Timeout)
 	s.engine, err = lifecycle.New(ctx, s.db, m, g, s.cfg.SeedFile(), lifecycle.Options{
-		Log: log, Timeout: s.cfg.Timeout, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout), MaxSandboxes: s.cfg.API.MaxSandboxes,
+		Log: log, Timeout: s.cfg.Timeout, Since: s.since, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout), MaxSandboxes: s.cfg.API.MaxSandboxes,
 	})
 	if err != nil {
 		return err

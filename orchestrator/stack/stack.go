@@ -67,6 +67,7 @@ type stack struct {
 	engine     *lifecycle.Engine
 	e2b        *e2b.Server
 	metrics    *prometheus.Registry // that the E2B API serves
+	since      time.Time            // nothing of before runs
 	full       chan struct{}        // the store is, whatever machines have done about it
 	containerd string               // containerd's version
 	verdict    accel.Verdict
@@ -158,7 +159,8 @@ func (s *stack) claim() error {
 		return err
 	}
 	s.undo.Push(l.release)
-	return nil
+	s.since, err = l.since()
+	return err
 }
 
 // serveControl answers on the control socket, so that readiness can be asked for from the start.
