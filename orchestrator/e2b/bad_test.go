@@ -114,6 +114,8 @@ func TestBadBodies(t *testing.T) {
 		{"PUT", box + "/network", `{"allowPublicTraffic":true}`, "allowPublicTraffic: unknown field"},
 		{"PUT", box + "/network", `{"allowOut":["a.b"]}`, "allowOut[0]: "},
 		{"PUT", box + "/network", `{"allow_internet_access":"yes"}`, "allow_internet_access: "},
+		{"POST", box + "/rollback", `{}`, "snapshotID: it is required"},
+		{"POST", box + "/rollback", `{"snapshotID":"../x"}`, "snapshotID: "},
 		{"POST", box + "/init", `{}`, "envVars: it is required"},
 		{"POST", box + "/init", `{"envVars":{"A=":"x"}}`, `envVars["A="]: `},
 		{"POST", box + "/init", `{"envVars":{},"sandboxId":"iother"}`, "sandboxId: unknown field"},

@@ -34,6 +34,8 @@ type Engine interface {
 	Pause(ctx context.Context, team, id string, memory bool) error
 	Fork(ctx context.Context, team, id string, d time.Duration, n int) ([]lifecycle.ForkResult, error)
 	Snapshot(ctx context.Context, team, id, name string) (lifecycle.Snapshot, error)
+	// Rollback puts a sandbox that runs back to a snapshot of itself.
+	Rollback(ctx context.Context, team, id, snapshot string) error
 	Snapshots(ctx context.Context, team string, f lifecycle.SnapshotFilter) (page []lifecycle.Snapshot, next lifecycle.Cursor, err error)
 	// DeleteSnapshot deletes a snapshot or template of the team's own. That sandboxes are made of it is
 	// errdefs.ErrInvalidArgument.

@@ -280,6 +280,10 @@ func (f *fakeEngine) UpdateNetwork(_ context.Context, team, id string, n lifecyc
 	}, "network", n.AllowOut, n.DenyOut, word(allow))
 }
 
+func (f *fakeEngine) Rollback(_ context.Context, team, id, snapshot string) error {
+	return f.change(team, id, func(*lifecycle.Sandbox) error { return nil }, "rollback", snapshot)
+}
+
 func (f *fakeEngine) InitAgain(_ context.Context, team, id string, env map[string]string, request string) error {
 	return f.change(team, id, func(sb *lifecycle.Sandbox) error { sb.Env = env; return nil }, "init", env, request)
 }

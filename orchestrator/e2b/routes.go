@@ -36,6 +36,7 @@ func (s *Server) calls() map[string]func(*call) (answer, error) {
 		"POST /sandboxes/{sandboxID}/fork":       on(s.fork),
 		"POST /sandboxes/{sandboxID}/init":       on(s.initAgain),
 		"POST /sandboxes/{sandboxID}/snapshots":  on(s.save),
+		"POST /sandboxes/{sandboxID}/rollback":   on(s.rollback),
 		"PUT /sandboxes/{sandboxID}/network":     on(s.updateNetwork),
 		"GET /sandboxes/{sandboxID}/metrics":     on(s.metrics),
 		"GET /sandboxes/{sandboxID}/logs":        on(s.logsV1),

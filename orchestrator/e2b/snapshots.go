@@ -39,6 +39,21 @@ func (s *Server) save(c *call, id string) (answer, error) {
 	return created(snapshot(made)), nil
 }
 
+// rollback puts a sandbox back to a snapshot of itself.
+func (s *Server) rollback(c *call, id string) (answer, error) {
+	c.body.Require("snapshotID")
+	var to string
+	if c.body.Has("snapshotID") {
+		ref, err := parseRef("snapshotID", c.body.String("snapshotID"))
+		c.note(err)
+		to = ref.String()
+	}
+	if err := c.checked(); err != nil {
+		return answer{}, err
+	}
+	return done, s.engine.Rollback(c.ctx, c.team, id, to)
+}
+
 func (s *Server) snapshots(c *call) (answer, error) {
 	q := c.query
 	f := lifecycle.SnapshotFilter{Sandbox: q.text("sandboxID"), Name: q.text("name"), Limit: int(q.number("limit", maxPage, 1, maxPage))}

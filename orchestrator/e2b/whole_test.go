@@ -190,7 +190,8 @@ func TestWhole(t *testing.T) {
 	}
 	at := "/sandboxes/" + box.SandboxID
 	for _, do := range [][3]string{{"GET", at}, {"DELETE", at}, {"POST", at + "/pause"}, {"POST", at + "/connect", `{"timeout":5}`}, {"POST", at + "/timeout", `{"timeout":1}`},
-		{"POST", at + "/fork"}, {"POST", at + "/snapshots"}, {"PUT", at + "/network", `{}`}, {"GET", at + "/metrics"}, {"GET", at + "/logs"}, {"POST", at + "/refreshes"}, {"POST", at + "/init", `{"envVars":{}}`}} {
+		{"POST", at + "/fork"}, {"POST", at + "/snapshots"}, {"PUT", at + "/network", `{}`}, {"GET", at + "/metrics"}, {"GET", at + "/logs"}, {"POST", at + "/refreshes"}, {"POST", at + "/init", `{"envVars":{}}`},
+		{"POST", at + "/rollback", `{"snapshotID":"base"}`}} {
 		refused(t, w.do(t, w.green, do[0], do[1], do[2], 404, nil), 404, "not found")
 	}
 	var list []listedBody

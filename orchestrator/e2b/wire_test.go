@@ -141,6 +141,7 @@ func TestAnswers(t *testing.T) {
 			{"error":{"code":429,"message":"no memory is left"}}]`, "fork blue " + id + " 20s 3"},
 		{"POST", "/sandboxes/" + id + "/fork", ``, 201, ``, "fork blue " + id + " 15s 1"},
 		{"POST", "/sandboxes/" + id + "/snapshots", ``, 201, `{"snapshotID":"tplsnap0:default","names":[]}`, ""},
+		{"POST", "/sandboxes/" + id + "/rollback", `{"snapshotID":"tplsnap0:default"}`, 204, ``, "rollback blue " + id + " tplsnap0:default"},
 		{"POST", "/sandboxes/" + id + "/snapshots", `{"name":"Mine"}`, 201, `{"snapshotID":"blue/mine:default","names":["blue/mine:default"]}`, "snapshot blue " + id + " mine"},
 		{"POST", "/sandboxes/" + id + "/snapshots", `{"name":"blue/mine:v1"}`, 201, ``, "snapshot blue " + id + " mine:v1"},
 		{"GET", "/snapshots?limit=1&sandboxID=" + id, ``, 200, ``, ""},

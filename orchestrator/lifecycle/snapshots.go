@@ -223,6 +223,9 @@ func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n i
 
 // Rollback puts a running sandbox back to a snapshot that was made of it, by the snapshot's ID. What it was connected to isn't any more.
 func (e *Engine) Rollback(ctx context.Context, team, id, snapshot string) error {
+	if _, _, err := e.find(team, id); err != nil {
+		return err
+	}
 	ref, err := db.ParseRef(snapshot)
 	if err != nil {
 		return err
