@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/machines"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 	"github.com/cubesandbox/cube/orchestrator/templates"
 	"github.com/cubesandbox/cube/orchestrator/usage"
@@ -98,12 +99,20 @@ func (s *Service) Resume(ctx context.Context, id string) (note string, err error
 	return note, err
 }
 
-// Rollback puts a running container back to a snapshot of it.
+// Rollback puts a running container back to a snapshot of it. One of E2B's sandboxes isn't, as its engine has to tell who is
+// connected, and what runs there, of it.
 func (s *Service) Rollback(ctx context.Context, id, name string) error {
 	if err := validName(name); err != nil {
 		return err
 	}
 	return s.on(ctx, opRollback, id, operationTimeout, func(ctx context.Context, c *sandbox.Client) error {
+		k, err := c.Get(ctx, id)
+		if err != nil {
+			return err
+		}
+		if k.Labels[machines.Label] != "" {
+			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%s is a sandbox of the E2B API, which rolls it back to snapshots of its own: POST /sandboxes/%[1]s/rollback", id))
+		}
 		return c.Rollback(ctx, id, name)
 	})
 }

@@ -96,7 +96,7 @@ func (s *Server) access(next func(*exchange, *http.Request)) http.Handler {
 		_ = control.SetReadDeadline(time.Now().Add(s.timeout(bodyTimeout)))
 
 		ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-		ctx, span := tracer.Start(ctx, r.Method, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("cube.request", x.id)))
+		ctx, span := tracer.Start(ctx, r.Method, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("cube.request", redact(x.id))))
 		s.counters.pending.Inc()
 		defer func() {
 			failed := recover()

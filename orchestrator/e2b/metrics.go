@@ -1,15 +1,20 @@
 package e2b
 
 import (
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
 
 // maxMetricIDs is how many sandboxes metrics can be had of at once.
 const maxMetricIDs = 100
+
+// metricsParallel is how many of them are asked at once: one that doesn't answer takes its time.
+const metricsParallel = 16
 
 // metricsAge is how old the newest metric may be where only that is asked for.
 const metricsAge = time.Minute
@@ -72,14 +77,25 @@ func (s *Server) metricsOfMany(c *call) (answer, error) {
 		return answer{}, err
 	}
 	newest := map[string]metricBody{}
+	var mu sync.Mutex
+	group, ctx := errgroup.WithContext(c.ctx)
+	group.SetLimit(metricsParallel)
 	for _, id := range ids {
-		all, err := s.engine.Metrics(c.ctx, c.team, id, time.Now().Add(-metricsAge), time.Time{})
-		if err != nil && !errdefs.IsNotFound(err) {
-			return answer{}, err
-		}
-		if len(all) > 0 {
-			newest[id] = metric(all[len(all)-1])
-		}
+		group.Go(func() error {
+			all, err := s.engine.Metrics(ctx, c.team, id, time.Now().Add(-metricsAge), time.Time{})
+			if err != nil && !errdefs.IsNotFound(err) {
+				return err
+			}
+			if len(all) > 0 {
+				mu.Lock()
+				defer mu.Unlock()
+				newest[id] = metric(all[len(all)-1])
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return answer{}, err
 	}
 	return ok(map[string]any{"sandboxes": newest}), nil
 }

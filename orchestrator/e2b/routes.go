@@ -49,15 +49,21 @@ func (s *Server) calls() map[string]func(*call) (answer, error) {
 		"DELETE /templates/{templateID}":   s.deleteTemplate,
 		"GET /templates/{templateID}/{of}": s.ofTemplate,
 		"GET /teams":                       s.teams,
+		// E2B has had them, and says so.
+		"POST /access-tokens": func(*call) (answer, error) { return answer{}, fail(http.StatusGone, noTokens) },
 	}
 }
 
 const (
-	noBuilds  = "templates can't be built through the API yet"
+	noBuilds  = "templates can't be built through the API yet: `cube template build` does it"
+	noChanges = "templates can't be changed through the API yet: another build of one, by `cube template build`, can have another tag, or be public"
 	noVolumes = "volumes aren't supported here"
 	noSecrets = "secrets aren't supported here"
 	noKeys    = "keys are made with `cube key create`, listed with `cube key ls` and revoked with `cube key revoke`"
 	noTeams   = "metrics of teams aren't supported here: GET /metrics has this machine's"
+	noNodes   = "there is one node, this machine: GET /readyz and GET /metrics tell of it"
+	noAdmin   = "there are no administrator's calls: `cube` on this machine does what root may"
+	noTokens  = "there are no access tokens, only API keys: `cube key create` makes one"
 )
 
 // unsupported are routes that E2B has, with why they aren't here: no client is to take them for things that aren't found.
@@ -66,15 +72,15 @@ var unsupported = map[string]string{
 	"POST /v2/templates":                                  noBuilds,
 	"POST /templates":                                     noBuilds,
 	"POST /templates/{templateID}":                        noBuilds,
-	"PATCH /templates/{templateID}":                       noBuilds,
-	"PATCH /v2/templates/{templateID}":                    noBuilds,
+	"PATCH /templates/{templateID}":                       noChanges,
+	"PATCH /v2/templates/{templateID}":                    noChanges,
 	"GET /templates/{templateID}/files/{hash}":            noBuilds,
 	"POST /templates/{templateID}/builds/{buildID}":       noBuilds,
 	"POST /v2/templates/{templateID}/builds/{buildID}":    noBuilds,
 	"GET /templates/{templateID}/builds/{buildID}/status": noBuilds,
 	"GET /templates/{templateID}/builds/{buildID}/logs":   noBuilds,
-	"POST /templates/tags":                                noBuilds,
-	"DELETE /templates/tags":                              noBuilds,
+	"POST /templates/tags":                                noChanges,
+	"DELETE /templates/tags":                              noChanges,
 	"GET /volumes":                                        noVolumes,
 	"POST /volumes":                                       noVolumes,
 	"GET /volumes/{volumeID}":                             noVolumes,
@@ -90,6 +96,15 @@ var unsupported = map[string]string{
 	"DELETE /api-keys/{apiKeyID}":                         noKeys,
 	"GET /teams/{teamID}/metrics":                         noTeams,
 	"GET /teams/{teamID}/metrics/max":                     noTeams,
+	"GET /nodes":                                          noNodes,
+	"GET /nodes/{nodeID}":                                 noNodes,
+	"POST /nodes/{nodeID}":                                noNodes,
+	"POST /admin/teams/{teamID}/sandboxes/kill":           noAdmin,
+	"GET /admin/sandboxes/running-counts":                 noAdmin,
+	"POST /admin/teams/{teamID}/builds/cancel":            noAdmin,
+	"POST /admin/teams/{teamID}/api-keys":                 noAdmin,
+	"DELETE /admin/teams/{teamID}/api-keys/{apiKeyID}":    noAdmin,
+	"DELETE /access-tokens/{accessTokenID}":               noTokens,
 }
 
 // public are what anybody may ask.

@@ -211,6 +211,9 @@ func TestWhole(t *testing.T) {
 		t.Errorf("%+v", made)
 	}
 	refused(t, w.do(t, w.green, "POST", "/v2/sandboxes", `{"templateID":"blue/mine:v1"}`, 404, nil), 404, "not found")
+	w.do(t, w.blue, "POST", at+"/rollback", `{"snapshotID":"blue/mine:v1"}`, 204, nil)
+	refused(t, w.do(t, w.blue, "POST", at+"/rollback", `{"snapshotID":"base"}`, 400, nil), 400, "was not made of sandbox")
+	refused(t, w.do(t, w.blue, "POST", at+"/rollback", `{"snapshotID":"nope"}`, 404, nil), 404, "template 'nope' not found")
 	w.do(t, w.blue, "POST", "/v2/sandboxes", `{"templateID":"blue/mine:v1"}`, 201, &child)
 	refused(t, w.do(t, w.blue, "DELETE", "/templates/blue%2Fmine%3Av1", ``, 400, nil), 400, "can't be deleted")
 	w.do(t, w.blue, "DELETE", "/sandboxes/"+child.SandboxID, ``, 204, nil)
