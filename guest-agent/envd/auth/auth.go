@@ -31,11 +31,21 @@ var open = map[string]bool{
 func Guard(token func() string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !open[r.Method+" "+r.URL.Path] && !Allowed(r, token()) {
+			Hurry(w)
 			status.WriteCode(w, http.StatusUnauthorized, "the request's header "+Header+" doesn't have this sandbox's access token")
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// refusedTime is what a client that was refused gets to end its request in.
+const refusedTime = time.Second
+
+// Hurry has a client that is refused not hold a connection by sending its request slowly: there are only so many.
+func Hurry(w http.ResponseWriter) {
+	// Where the connection has no deadlines, it isn't a network's.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTime))
 }
 
 // Allowed says whether the request has the token, or none is set.

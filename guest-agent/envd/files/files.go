@@ -38,9 +38,10 @@ func (h *Handler) Register(mux *http.ServeMux) {
 
 // caller checks that the request may do it, and says as whom. A signature is for the user in the address alone: who has nothing
 // else can't name another one, in whose home the path is another file.
-func (h *Handler) caller(r *http.Request, query url.Values, op auth.Operation) (users.User, error) {
+func (h *Handler) caller(w http.ResponseWriter, r *http.Request, query url.Values, op auth.Operation) (users.User, error) {
 	token := h.Settings.Token()
 	if err := auth.Files(r, query, op, token, time.Now()); err != nil {
+		auth.Hurry(w)
 		return users.User{}, err
 	}
 	if name := query.Get("username"); name != "" || !auth.Allowed(r, token) {
@@ -66,7 +67,7 @@ func (h *Handler) get(w http.ResponseWriter, r *http.Request) {
 // download sends a file. The error is returned as long as nothing was sent.
 func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
 	query := r.URL.Query()
-	u, err := h.caller(r, query, auth.Read)
+	u, err := h.caller(w, r, query, auth.Read)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -196,6 +197,21 @@ func TestDownloadRefuses(t *testing.T) {
 		t.Error(resp.StatusCode)
 	}
 	s.left("file", "loop", "pipe")
+}
+
+// Who is refused doesn't hold a connection by sending slowly.
+func TestRefusedInTime(t *testing.T) {
+	s := newServer(t)
+	s.store.Init(httptest.NewRecorder(), httptest.NewRequest("POST", "/init", strings.NewReader(`{"accessToken":"secret"}`)))
+	c, err := net.Dial("tcp", s.Listener.Addr().String())
+	must(t, err)
+	defer c.Close()
+	must(t, c.SetDeadline(time.Now().Add(30*time.Second)))
+	_, err = io.WriteString(c, "POST /files?path=x HTTP/1.1\r\nHost: box\r\nContent-Type: "+octets+"\r\nContent-Length: 1000\r\n\r\nslow")
+	must(t, err)
+	if answer, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 401 ") {
+		t.Errorf("%s, %v", answer, err)
+	}
 }
 
 func TestNegotiate(t *testing.T) {

@@ -51,7 +51,7 @@ type upload struct {
 
 func (h *Handler) post(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
-	u, err := h.caller(r, query, auth.Write)
+	u, err := h.caller(w, r, query, auth.Write)
 	if err != nil {
 		status.Write(w, err)
 		return
