@@ -45,6 +45,8 @@ func (s *Subscription) Leave() { s.once.Do(func() { close(s.left) }) }
 
 // hub hands output to those who are subscribed. What nobody is subscribed to is dropped.
 type hub struct {
+	over chan struct{} // closed: nobody is waited for any more
+
 	mu   sync.Mutex
 	subs []*Subscription
 }
@@ -57,7 +59,7 @@ func (h *hub) subscribe() *Subscription {
 	return s
 }
 
-// publish waits until each subscriber has taken the piece, or left.
+// publish waits until each subscriber has taken the piece, or left, or the wait is over.
 func (h *hub) publish(o Output) {
 	h.mu.Lock()
 	kept := h.subs[:0:0]
@@ -74,6 +76,11 @@ func (h *hub) publish(o Output) {
 		select {
 		case s.Output <- o:
 		case <-s.left:
+		case <-h.over:
+			select {
+			case s.Output <- o:
+			default:
+			}
 		}
 	}
 }

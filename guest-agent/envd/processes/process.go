@@ -17,6 +17,10 @@ import (
 // past is a deadline that has passed.
 var past = time.Unix(1, 0)
 
+// lastWait is how long subscribers get to take the last output of a command that was killed: one that takes none doesn't keep it
+// from having ended.
+const lastWait = 2 * time.Second
+
 // Process is a command that was started.
 type Process struct {
 	PID  uint32
@@ -152,7 +156,10 @@ func (p *Process) Signal(s unix.Signal) error {
 		return fmt.Errorf("signal process %d: %w", p.PID, err)
 	}
 	if s == unix.SIGKILL {
-		p.cutOnce.Do(func() { close(p.cut) })
+		p.cutOnce.Do(func() {
+			close(p.cut)
+			time.AfterFunc(lastWait, func() { close(p.hub.over) })
+		})
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func (r *Registry) Start(spec Spec) (_ *Process, _ *Subscription, err error) {
 		return nil, nil, err
 	}
 	p := &Process{
-		Spec: spec, cmd: cmd, writer: make(chan struct{}, 1),
+		Spec: spec, hub: hub{over: make(chan struct{})}, cmd: cmd, writer: make(chan struct{}, 1),
 		cut: make(chan struct{}), late: make(chan struct{}), done: make(chan struct{}),
 	}
 	var open undo.Stack

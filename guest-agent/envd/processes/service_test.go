@@ -263,6 +263,25 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
+// A client that doesn't read doesn't keep a command that is killed from having ended.
+func TestKillWithSlowReader(t *testing.T) {
+	_, reg := newClient(t)
+	me, err := reg.Settings.Named("")
+	must(t, err)
+	p, sub, err := reg.Start(Spec{User: me, Command: "cat", Args: []string{"/dev/zero"}})
+	must(t, err)
+	defer sub.Leave()
+	for len(sub.Output) < cap(sub.Output) {
+		time.Sleep(time.Millisecond)
+	}
+	must(t, p.Signal(unix.SIGKILL))
+	select {
+	case <-p.Done():
+	case <-time.After(waitTime):
+		t.Fatal("a command that was killed waits for a client that doesn't read")
+	}
+}
+
 func TestKillEndsTheGroup(t *testing.T) {
 	c, _ := newClient(t)
 	// The child keeps the output open.
