@@ -50,7 +50,7 @@ func (m *Machines) Traffic(ctx context.Context, id string) (lifecycle.Traffic, e
 // everything is what is denied to a sandbox that is to have no internet.
 var everything = netip.MustParsePrefix("0.0.0.0/0")
 
-// Settings are those of a sandbox's network: what is allowed goes before what is denied, as it stands first.
+// Settings are those of a sandbox's network. What is allowed beats what is denied, as it does in any policy.
 func Settings(e lifecycle.Egress) (*network.Settings, error) {
 	p := &policy.Policy{Default: policy.Direct}
 	for _, to := range e.AllowOut {
