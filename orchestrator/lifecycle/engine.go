@@ -242,7 +242,7 @@ func (e *Engine) step(ctx context.Context, b *box, seen *row, ev event, change f
 	if err := e.write(ctx, was, is); err != nil {
 		return was, nil, err
 	}
-	e.publish(b, is)
+	e.publish(b, was, is)
 	if is.State != was.State {
 		e.Log.Debug("a sandbox has another state", "sandbox", b.id, "was", was.State, "event", ev, "is", is.State)
 	}
@@ -263,8 +263,8 @@ func (e *Engine) write(ctx context.Context, was, is *row) error {
 	return e.db.SetSandbox(ctx, s, string(was.State))
 }
 
-// publish has everybody see the row.
-func (e *Engine) publish(b *box, r *row) {
+// publish has everybody see the row r, after was.
+func (e *Engine) publish(b *box, was, r *row) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r.State == gone {
@@ -275,6 +275,9 @@ func (e *Engine) publish(b *box, r *row) {
 	}
 	for f := range e.feeds {
 		f.add(b.id)
+	}
+	if r.State.busy() && r.State == was.State {
+		return // its work may have failed and be due again
 	}
 	var at time.Time
 	if r.State == Running {

@@ -68,7 +68,7 @@ func (e *Engine) takeOver(b *box, seen Seen) {
 	case r.State == Running && seen.State == Runs:
 		up := r.clone()
 		up.addr = seen.Addr
-		e.publish(b, up)
+		e.publish(b, r, up)
 		e.background(func() { e.enforce(up) })
 	case r.State == Paused && seen.State == Still:
 	default:
