@@ -35,7 +35,8 @@ type Listener struct {
 	o       Options
 	slots   chan struct{}
 	ready   chan net.Conn
-	stop    chan struct{} // closed when nothing more is accepted
+	stop    chan struct{} // closed when nothing more is to be accepted
+	ended   chan struct{} // closed when nothing more is
 	closed  chan struct{} // closed when nobody takes connections any more
 	stopped sync.Once
 	gone    sync.Once
@@ -48,13 +49,14 @@ type Listener struct {
 
 // Split takes the connections of l. It must be closed.
 func Split(l *net.TCPListener, o Options) *Listener {
-	s := &Listener{Listener: l, o: o, slots: make(chan struct{}, o.Max), ready: make(chan net.Conn), stop: make(chan struct{}), closed: make(chan struct{}), silent: map[*conn]struct{}{}}
+	s := &Listener{Listener: l, o: o, slots: make(chan struct{}, o.Max), ready: make(chan net.Conn), stop: make(chan struct{}), ended: make(chan struct{}), closed: make(chan struct{}), silent: map[*conn]struct{}{}}
 	go s.accept(l)
 	return s
 }
 
 func (s *Listener) accept(l *net.TCPListener) {
 	defer func() {
+		close(s.ended)
 		s.sorting.Wait()
 		close(s.ready)
 	}()
@@ -130,6 +132,7 @@ func (s *Listener) Stop() error {
 		close(s.stop)
 		err = s.Listener.Close()
 	})
+	<-s.ended // or one that has just been accepted would be left out
 	s.sorting.Wait()
 	return err
 }
