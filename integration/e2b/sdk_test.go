@@ -1,71 +1,49 @@
 package e2b
 
 import (
-	"bufio"
-	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/cubesandbox/cube/integration/stack"
+	"github.com/cubesandbox/cube/integration/sdks"
+	"github.com/cubesandbox/cube/integration/testhost"
 )
 
-// TestSDK has published versions of E2B's SDK do what their users do.
+// parts are those of the suite in sdk; each is a file.
+var parts = []string{"create", "commands", "files", "network", "hosts", "errors", "git", "lifecycle"}
+
+// TestSDK has published versions of E2B's SDK do what their users do, by either way to reach a stack: by headers, without TLS, or
+// by the domain alone. CUBE_TEST_LONG has both versions do all of it by both.
 func TestSDK(t *testing.T) {
-	sdk := filepath.Join(stack.Cache(), "sdk")
-	if _, err := os.Stat(filepath.Join(sdk, "node")); err != nil {
-		t.Skipf("SKIPPED: no SDK in %s; make setup installs it", sdk)
-	}
-	suite, err := os.ReadFile("sdk/suite.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"e2b", "e2b-2.45"} {
-		t.Run(name, func(t *testing.T) {
-			// The modules are found from where the script is.
-			script := filepath.Join(sdk, fmt.Sprintf("suite-%d.mjs", os.Getpid()))
-			if err := os.WriteFile(script, suite, 0o644); err != nil {
-				t.Fatal(err)
+	node, scripts := sdks.Path(t, "node"), sdks.Scripts(t, "sdk")
+	for _, c := range []struct {
+		name, sdk string
+		way       func(*testing.T, *exec.Cmd) *exec.Cmd
+		whole     bool
+	}{
+		{"2.51 by domain", "e2b", byDomain, true},
+		{"2.45 by headers", "e2b-2.45", byHeaders, true},
+		{"2.51 by headers", "e2b", byHeaders, false},
+		{"2.45 by domain", "e2b-2.45", byDomain, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			args, least := []string{filepath.Join(scripts, "main.mjs"), c.sdk, "basics"}, 4
+			if c.whole || os.Getenv("CUBE_TEST_LONG") != "" {
+				args, least = append(args[:2:2], parts...), 42
 			}
-			defer os.Remove(script)
-			c := s.Host.Command(filepath.Join(sdk, "node"), script, name)
-			c.Env = append(os.Environ(), "E2B_API_KEY="+key(t),
-				"E2B_API_URL=http://"+s.Config.API.Listen.String(), "E2B_SANDBOX_URL=http://"+s.Config.Proxy.Listen.String())
-			c.Stderr = os.Stderr
-			out, err := c.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
-			tests := 0
-			for lines := bufio.NewScanner(out); lines.Scan(); {
-				result, rest, _ := strings.Cut(lines.Text(), "ok ")
-				what, how, _ := strings.Cut(rest, "\t")
-				tests++
-				t.Run(what, func(t *testing.T) {
-					t.Log(how)
-					if result != "" {
-						t.Fail()
-					}
-				})
-			}
-			if err := c.Wait(); err != nil && !t.Failed() {
-				t.Errorf("the suite has ended early: %v", err)
-			}
-			if tests < 5 {
-				t.Errorf("only %d tests were run", tests)
-			}
+			cmd := c.way(t, s.Host.Command(node, args...))
+			cmd.Env = append(cmd.Env, "E2B_API_KEY="+key(t, "own"), "OTHER_KEY="+key(t, "other"), "SERVER="+testhost.Server.String())
+			sdks.Run(t, cmd, least)
 		})
 	}
 }
 
 // key makes a key of a team of the test's own.
-func key(t *testing.T) string {
+func key(t *testing.T, of string) string {
 	t.Helper()
-	r := s.Cube("key", "create", "--team", "t"+strings.ToLower(strings.Map(letters, t.Name())))
+	r := s.Cube("key", "create", "--team", "t"+strings.ToLower(strings.Map(letters, t.Name()))+of)
 	if r.Err != nil {
 		t.Fatal(r.Err)
 	}
