@@ -77,6 +77,28 @@ func TestColdStart(t *testing.T) {
 	}
 }
 
+// TestColdAsSaid: a checkpoint says that the container begins anew although its machine can be restored.
+func TestColdAsSaid(t *testing.T) {
+	h := newHarness(t)
+	h.launcher.RootImage = bytes.Repeat([]byte("disk"), 1<<10)
+	paused := h.pausedToDisk()
+	h.launcher.Disks = func(vmm.Disk) error { return nil }
+	cp, err := paused.Checkpoint()
+	h.must(err)
+	for _, cold := range []bool{true, false} { // that an attempt before was to be cold says nothing of the next one
+		cp.Cold = cold
+		h.must(paused.Write(cp))
+		c := h.resumed()
+		h.must(c.try(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = string(paused) }))
+		c.begin()
+		u, err := c.pod.Usage()
+		if restored := h.launcher.Last().Snapshot != ""; err != nil || restored == cold || (u.Cold == "") == cold {
+			t.Errorf("cold %v: restored %v, usage %+v, %v", cold, restored, u, err)
+		}
+		c.end()
+	}
+}
+
 // TestNoColdStart: what can't come back even from its disk stays paused, and says why in a line.
 func TestNoColdStart(t *testing.T) {
 	h := newHarness(t)
