@@ -35,12 +35,14 @@ func TestPreparedMounts(t *testing.T) {
 	size := ""
 	g := guest
 	g.Files, g.Shares = []string{"/f/0", "/f/1"}, []string{"/s/0"}
+	g.Tools = func() (string, error) { return "/tools", nil }
 	g.Shm = func(s string) (string, error) { size = s; return "/shm", nil }
 	s := sample()
 	s.Mounts = []specs.Mount{
 		{Destination: "/etc/hosts", Type: "cube-file", Source: "1", Options: []string{"ro", "nosuid"}},
 		{Destination: "/data", Type: "cube-share", Source: "0"},
 		{Destination: "/dev/shm", Type: "cube-shm", Source: "shm", Options: []string{"nosuid", "mode=1777", "size=64m"}},
+		{Destination: "/.cube", Type: "cube-tools", Source: "tools", Options: []string{"ro"}},
 		{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"size=1m"}},
 	}
 	got, err := transform(t, s, g)
@@ -51,7 +53,8 @@ func TestPreparedMounts(t *testing.T) {
 		{Destination: "/etc/hosts", Type: "bind", Source: "/f/1", Options: []string{"bind", "ro", "nosuid"}},
 		{Destination: "/data", Type: "bind", Source: "/s/0", Options: []string{"bind"}},
 		{Destination: "/dev/shm", Type: "bind", Source: "/shm", Options: []string{"bind", "nosuid"}},
-		s.Mounts[3],
+		{Destination: "/.cube", Type: "bind", Source: "/tools", Options: []string{"bind", "ro"}},
+		s.Mounts[4],
 	}
 	if !reflect.DeepEqual(got.Mounts, want) || size != "64m" {
 		t.Errorf("got %v and the size %q, want %v", got.Mounts, size, want)
