@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,10 +13,13 @@ import (
 
 // news is what one who watches is told, a word for each.
 func (s *stand) news(ctx context.Context, of string) (next func() []string, ended chan error) {
+	var mu sync.Mutex
 	var all []string
 	ended = make(chan error, 1)
 	go func() {
 		ended <- s.Watch(ctx, of, func(c Change) error {
+			mu.Lock()
+			defer mu.Unlock()
 			if c.Full {
 				all = append(all, fmt.Sprintf("all %d", len(c.Sandboxes)))
 				return nil
@@ -31,6 +35,8 @@ func (s *stand) news(ctx context.Context, of string) (next func() []string, ende
 	}()
 	return func() []string {
 		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
 		told := all
 		all = nil
 		return told
