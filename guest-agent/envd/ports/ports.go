@@ -91,7 +91,7 @@ func (f *Forwarder) scan(ctx context.Context) {
 	}
 	wanted := f.wanted(all)
 	for port, r := range f.relays {
-		if _, ok := wanted[port]; !ok {
+		if _, ok := wanted[port]; !ok || r.ended.Load() {
 			r.close()
 			delete(f.relays, port)
 		}

@@ -2,6 +2,7 @@ package ports
 
 import (
 	"context"
+	"errors"
 	"io"
 	"maps"
 	"net"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -161,6 +164,45 @@ func TestRelayAnswerEndsFirst(t *testing.T) {
 	if b := <-got; b != "request" {
 		t.Errorf("%q", b)
 	}
+}
+
+// A relay that can't take connections any more makes room for another one.
+func TestRelayIsReplaced(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	r, err := newRelay(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := r.listener.Addr().String()
+	c, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(c)
+	none := limit
+	none.Cur = 0
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	err = unix.Connect(c, &unix.SockaddrInet4{Port: r.listener.Addr().(*net.TCPAddr).Port, Addr: [4]byte{127, 0, 0, 1}})
+	for deadline := time.Now().Add(30 * time.Second); !r.ended.Load() && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)); err != nil {
+		t.Fatal(err)
+	}
+	if !r.ended.Load() {
+		t.Fatal("it goes on without descriptors")
+	}
+	// The address is free for the next one.
+	next, err := newRelay(t.Context(), netip.MustParseAddrPort(address), netip.MustParseAddrPort("127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.close()
 }
 
 // A program that stops listening at loopback finds its port free for all addresses at once.

@@ -23,6 +23,7 @@ const (
 type relay struct {
 	listener *accept.Listener
 	target   atomic.Pointer[netip.AddrPort]
+	ended    atomic.Bool // it takes no more connections
 }
 
 func newRelay(ctx context.Context, at, target netip.AddrPort) (*relay, error) {
@@ -42,7 +43,9 @@ func (r *relay) close() { r.listener.Close() }
 func (r *relay) serve(ctx context.Context) {
 	for {
 		c, err := r.listener.Accept()
-		if err != nil {
+		if err != nil { // closed, or there are no more descriptors
+			r.close()
+			r.ended.Store(true)
 			return
 		}
 		go func() {
