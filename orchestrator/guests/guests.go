@@ -13,9 +13,11 @@ import (
 	"net/http"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"connectrpc.com/connect"
 	"github.com/containerd/errdefs"
@@ -262,7 +264,10 @@ func (g *Guests) post(ctx context.Context, to string, header http.Header, body a
 	return g.do(req)
 }
 
-// do returns what a successful answer has. One of 4xx says that the same request is going to fail again.
+// again are the answers that another attempt may change, beside those of 5xx.
+var again = []int{http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests}
+
+// do returns what a successful answer has.
 func (g *Guests) do(req *http.Request) ([]byte, error) {
 	resp, err := g.client.Do(req)
 	if err != nil {
@@ -274,7 +279,7 @@ func (g *Guests) do(req *http.Request) ([]byte, error) {
 		return b, err
 	}
 	err = line(fmt.Errorf("it answers %d: %s", resp.StatusCode, b))
-	if c := resp.StatusCode; c/100 == 4 && c != http.StatusRequestTimeout && c != http.StatusTooEarly && c != http.StatusTooManyRequests && c != http.StatusConflict && c != http.StatusNotFound {
+	if c := resp.StatusCode; c < 500 && !slices.Contains(again, c) {
 		return nil, refusal{err}
 	}
 	return nil, err
@@ -285,13 +290,12 @@ const maxReason = 300
 
 // line makes one line of an error that may have a guest's words.
 func line(err error) error {
-	text := strings.Join(strings.Fields(strings.ToValidUTF8(err.Error(), "?")), " ")
-	text = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+	text := strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
 			return '?'
 		}
 		return r
-	}, text)
+	}, strings.Join(strings.Fields(err.Error()), " "))
 	if len(text) > maxReason {
 		text = strings.ToValidUTF8(text[:maxReason], "") + "…"
 	}
