@@ -1,14 +1,18 @@
-// Command cube-envd is the daemon of a sandbox that E2B's SDKs talk to and, as "cube-envd init", the sandbox's PID 1.
+// Command cube-envd is the daemon of a sandbox that E2B's SDKs talk to and, as "cube-envd init", the sandbox's PID 1. As "cube-envd
+// sftp-server" it serves SFTP on its stdin and stdout, as who runs it.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
 
+	"github.com/pkg/sftp"
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/guest-agent/envd"
@@ -29,6 +33,9 @@ func run(args []string) error {
 	if len(args) > 0 && args[0] == "init" {
 		return runInit(args[1:])
 	}
+	if len(args) == 1 && args[0] == "sftp-server" {
+		return serveSFTP()
+	}
 	c := envd.Config{}
 	flags := flag.NewFlagSet("cube-envd", flag.ExitOnError)
 	defaults(flags, &c.User, &c.Workdir)
@@ -41,6 +48,31 @@ func run(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	return envd.Run(ctx, c)
+}
+
+// stdio is a client at stdin and stdout.
+type stdio struct {
+	io.Reader
+	io.Writer
+}
+
+// Close is of io.Closer; both end with the process.
+func (stdio) Close() error { return nil }
+
+// serveSFTP serves files from the working directory, until the client goes.
+func serveSFTP() error {
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	server, err := sftp.NewServer(stdio{os.Stdin, os.Stdout}, sftp.WithServerWorkingDirectory(dir))
+	if err != nil {
+		return err
+	}
+	if err := server.Serve(); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
 }
 
 func runInit(args []string) error {

@@ -22,7 +22,7 @@ func flagsFirst(app *cli.App, args []string) []string {
 			continue
 		}
 		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return c.HasName(args[n]) })
-		if i < 0 || commands[i].Name == "run" || commands[i].Name == "exec" {
+		if i < 0 || slices.Contains([]string{"run", "exec", "ssh"}, commands[i].Name) {
 			return args
 		}
 		flags, commands = commands[i].Flags, commands[i].Subcommands
