@@ -10,7 +10,7 @@ packages=(
 	# runc
 	gcc libc6-dev libseccomp-dev pkg-config
 	# tests
-	iproute2 procps lsof busybox-static erofs-utils
+	iproute2 procps lsof busybox-static erofs-utils openssh-client
 	# make lint, make generate
 	shellcheck protobuf-compiler libprotobuf-dev
 )
