@@ -81,7 +81,7 @@ func Run(ctx context.Context, c Config) error {
 	if c.Sandbox {
 		go (&ports.Forwarder{Device: "eth0", Except: Port}).Run(ctx)
 	}
-	slog.Info("envd serves", "address", listener.Addr(), "version", Version)
+	slog.Info("envd serves", "address", listener.Addr().String(), "version", Version)
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}

@@ -74,7 +74,7 @@ func Run(c Config) error {
 		case <-in.again:
 			in.startDaemon()
 		case <-in.over:
-			slog.Warn("processes have not ended in time", "time", grace)
+			slog.Warn("processes have not ended in time", "grace", grace.String())
 			return nil
 		}
 	}
@@ -195,7 +195,7 @@ func (in *initd) ended(pid int, status unix.WaitStatus) {
 	case in.daemon:
 		in.daemon = 0
 		if !in.stopping {
-			slog.Error("the daemon has ended and is started again", "after", in.delay, "how", how(status))
+			slog.Error("the daemon has ended and is started again", "after", in.delay.String(), "how", how(status))
 			in.later()
 		}
 	case in.command:

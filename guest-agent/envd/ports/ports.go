@@ -39,7 +39,7 @@ func (f *Forwarder) Run(ctx context.Context) {
 	defer f.closeAll()
 	ended, err := closed(ctx)
 	if err != nil {
-		slog.Info("ports that programs have left stay taken for a moment", "time", interval, "error", err)
+		slog.Info("ports that programs have left stay taken for a moment", "interval", interval.String(), "error", err)
 	}
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

@@ -145,6 +145,6 @@ func (s *Store) step(to time.Time) {
 		return
 	}
 	if err := s.SetClock(to); err != nil {
-		slog.Warn("the clock is wrong and can't be set", "ahead", ahead, "error", err)
+		slog.Warn("the clock is wrong and can't be set", "ahead", ahead.String(), "error", err)
 	}
 }
