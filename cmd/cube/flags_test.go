@@ -22,6 +22,7 @@ func TestFlagsFirst(t *testing.T) {
 		"--log-level=debug stop a -t 1s":  "--log-level=debug stop -t 1s a",
 		"snapshot create a --name b":      "snapshot create --name b a",
 		"run -d image ls -l":              "run -d image ls -l",
+		"ssh -t a ls -l":                  "ssh -t a ls -l",
 		"exec -i a ls -l":                 "exec -i a ls -l",
 		"network policy set a --deny 1/8": "network policy set --deny 1/8 a",
 		"nothing a -n 3":                  "nothing a -n 3",
