@@ -72,8 +72,8 @@ func image(t testing.TB, dir string, size int64) *os.File {
 	return f
 }
 
-// shape of all machines here.
-var shape = vmm.Shape{VCPUs: 1, MemoryMiB: 256}
+// shape of all machines here: one with much that its kernel leaves free.
+var shape = vmm.Shape{VCPUs: 1, MemoryMiB: 512}
 
 // spec is a machine without a guest yet.
 func spec(t testing.TB, cfg *config.Config, id string) *qemu.Spec {

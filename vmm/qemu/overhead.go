@@ -1,6 +1,11 @@
 package qemu
 
 import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/accel"
 	"github.com/cubesandbox/cube/vmm/cgroup"
@@ -23,12 +28,31 @@ const (
 const extraTasks = 80
 
 // limits are the machine's, for its cgroup.
-func limits(s *Spec) cgroup.Limits {
+func limits(s *Spec) (cgroup.Limits, error) {
 	mib := s.Shape.MemoryMiB + overheadMiB + perVCPUMiB*s.Shape.VCPUs
 	if s.Accel == accel.TCG {
 		mib += tcgCacheMiB
 	}
-	return cgroup.Limits{CPUs: hostCPUs(s.CPULimit, s.Shape), Memory: int64(mib) << 20, PIDs: int64(s.Shape.VCPUs + extraTasks)}
+	size := int64(mib) << 20
+	if !s.Share {
+		holes, err := holes(s.Memory)
+		if err != nil {
+			return cgroup.Limits{}, err
+		}
+		size += holes
+	}
+	return cgroup.Limits{CPUs: hostCPUs(s.CPULimit, s.Shape), Memory: size, PIDs: int64(s.Shape.VCPUs + extraTasks)}, nil
+}
+
+// holes is how much of a memory file has no pages yet, in bytes. A machine that maps it privately can come to be charged for that
+// besides its own copy: tmpfs has no page of zeros to show, so whoever first reads or writes in a hole has the kernel give the file
+// its page, too, which is then there for all who map it.
+func holes(f *os.File) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, fmt.Errorf("look how much the memory file has: %w", err)
+	}
+	return max(st.Size-st.Blocks*512, 0), nil
 }
 
 // hostCPUs is the host CPU time for a machine of that shape with that vmm.Request.CPULimit.

@@ -118,7 +118,11 @@ func (d *Driver) Start(ctx context.Context, s *Spec) (_ *Machine, err error) {
 		return nil, err
 	}
 	u.Push(func() error { return d.uids.Release(uid, s.Dir) })
-	group, err := cgroup.Create(ctx, record.CgroupName(d.cfg, s.Dir, s.ID), limits(s), d.log)
+	limits, err := limits(s)
+	if err != nil {
+		return nil, err
+	}
+	group, err := cgroup.Create(ctx, record.CgroupName(d.cfg, s.Dir, s.ID), limits, d.log)
 	if err != nil {
 		return nil, err
 	}
