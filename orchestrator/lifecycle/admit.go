@@ -84,14 +84,14 @@ func (e *Engine) turn(ctx context.Context, memoryMB int) (release func(), err er
 	case <-e.life.Done():
 		return nil, errClosing
 	case <-timer.C:
-		return nil, unavailable(fmt.Sprintf("this host starts %d sandboxes at a time, and others have been before this one for %v: try again", cap(e.starts), limit), 5*time.Second)
+		return nil, noRoom(fmt.Sprintf("this host starts %d sandboxes at a time, and others have been before this one for %v: try again", cap(e.starts), limit), 5*time.Second)
 	}
 	need := int64(memoryMB) << 20
 	left, err := e.Memory()
 	e.mu.Lock()
 	left -= e.starting + headroom // what is being started doesn't have its memory yet
 	if err == nil && left < need {
-		err = unavailable(fmt.Sprintf("the host has %d MiB of memory left for sandboxes and this one needs %d MiB: kill or pause one", max(left, 0)>>20, memoryMB), 10*time.Second)
+		err = noRoom(fmt.Sprintf("the host has %d MiB of memory left for sandboxes and this one needs %d MiB: kill or pause one", max(left, 0)>>20, memoryMB), 10*time.Second)
 	}
 	if err == nil {
 		e.starting += need

@@ -42,9 +42,17 @@ func TestAdmission(t *testing.T) {
 			t.Errorf("a fourth: %v", err)
 		}
 		must(t, s.Pause(ctx, team, sb.ID, true))
-		s.create(nil)
+		third := s.create(nil)
 		if _, _, err := s.Connect(ctx, team, sb.ID, time.Hour, nil); !errdefs.IsResourceExhausted(err) || s.state(sb.ID) != Paused {
 			t.Errorf("resumed beyond the most: %v, %s", err, s.state(sb.ID))
+		}
+		// Traffic is told so, too.
+		must(t, s.Kill(ctx, team, third.ID))
+		asleep := s.create(func(c *Create) { c.AutoResume = true })
+		must(t, s.Pause(ctx, team, asleep.ID, true))
+		left = headroom
+		if _, err := s.Routes().Wake(ctx, asleep.ID); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "512 MiB") {
+			t.Errorf("woken where there is no room: %v", err)
 		}
 		if n, err := available(); err != nil || n < 1<<20 {
 			t.Errorf("the host has %d bytes, %v", n, err)

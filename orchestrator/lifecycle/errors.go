@@ -15,13 +15,19 @@ import (
 type busyError struct {
 	error
 	after time.Duration
+	full  bool // this host has no room for another machine
 }
 
 func (e busyError) Unwrap() error { return e.error }
 
 // unavailable is errdefs.ErrUnavailable that may have passed after that time.
 func unavailable(message string, after time.Duration) error {
-	return busyError{errdefs.ErrUnavailable.WithMessage(message), after}
+	return busyError{error: errdefs.ErrUnavailable.WithMessage(message), after: after}
+}
+
+// noRoom is unavailable for want of room on this host.
+func noRoom(message string, after time.Duration) error {
+	return busyError{error: errdefs.ErrUnavailable.WithMessage(message), after: after, full: true}
 }
 
 // internalError is one of the machine's or the guest's that is nothing to the user: that the machine is in no state for it, say,
@@ -35,7 +41,7 @@ func (internalError) Unwrap() error { return errdefs.ErrInternal }
 func ofMachine(err error) error {
 	switch {
 	case errdefs.IsResourceExhausted(err):
-		return unavailable(err.Error(), 10*time.Second)
+		return noRoom(err.Error(), 10*time.Second)
 	case err == nil, errdefs.IsUnavailable(err), errdefs.IsInvalidArgument(err), errdefs.IsAborted(err),
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 
 	"github.com/containerd/errdefs"
 
@@ -25,7 +26,11 @@ func (r routes) Lookup(_ context.Context, id string) (ingress.Route, error) {
 
 // Wake resumes a sandbox for traffic and returns when it can be reached.
 func (r routes) Wake(ctx context.Context, id string) (ingress.Route, error) {
-	if err := r.e.wake(ctx, id); err != nil {
+	err := r.e.wake(ctx, id)
+	if busy := (busyError{}); errors.As(err, &busy) && busy.full {
+		err = errdefs.ErrResourceExhausted.WithMessage(err.Error())
+	}
+	if err != nil {
 		return ingress.Route{}, err
 	}
 	return r.Lookup(ctx, id)

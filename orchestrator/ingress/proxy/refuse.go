@@ -57,7 +57,7 @@ func refusalOf(to target.Target, err error) *refusal {
 	case errdefs.IsResourceExhausted(err):
 		r.Code, r.Message, r.retry = http.StatusTooManyRequests, "The sandbox is paused, and there is no room to resume it now", true
 	default:
-		r.Code, r.Message, r.retry = http.StatusServiceUnavailable, "It can't be told where the sandbox is: the control plane doesn't answer", true
+		r.Code, r.Message, r.retry = http.StatusServiceUnavailable, "The sandbox can't be reached now: the control plane doesn't answer, or can't resume it", true
 	}
 	return r
 }
