@@ -20,7 +20,9 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/snapshotter"
@@ -63,11 +65,23 @@ func Connect(ctx context.Context, cfg *config.Config) (*Client, error) {
 	if err := mount.SetTempMountLocation(MountDir(cfg)); err != nil {
 		return nil, fmt.Errorf("make the directory for mounts: %w", err)
 	}
-	c, err := client.New(address, client.WithDefaultNamespace(cfg.Containerd.Namespace), client.WithDefaultRuntime(Runtime))
+	c, err := client.New(address, client.WithDefaultNamespace(cfg.Containerd.Namespace), client.WithDefaultRuntime(Runtime),
+		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithChainUnaryInterceptor(nameTheGone(address))}))
 	if err != nil {
 		return nil, fmt.Errorf("connect to containerd at %s: %w", address, err)
 	}
 	return &Client{cfg: cfg, ctrd: c}, nil
+}
+
+// nameTheGone has the error of a call for which there is no connection, or none any more, say to whom.
+func nameTheGone(address string) grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		err := invoke(ctx, method, req, reply, conn, opts...)
+		if status.Code(err) == codes.Unavailable && conn.GetState() != connectivity.Ready {
+			return status.Errorf(codes.Unavailable, "containerd at %s has gone: %s", address, status.Convert(err).Message())
+		}
+		return err
+	}
 }
 
 // Close ends the connection.
