@@ -155,6 +155,11 @@ func (c *Client) restore(ctx context.Context, id string, image client.Image, spe
 	if err := os.MkdirAll(filepath.Dir(LogPath(c.cfg, id)), 0o700); err != nil {
 		return fmt.Errorf("make the log directory: %w", err)
 	}
+	ctx, done, err := c.lease(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	ctr, err := c.ctrd.NewContainer(ctx, id,
 		client.WithImage(image),
 		client.WithSnapshotter(Snapshotter),

@@ -94,6 +94,9 @@ func (s *stack) openAPI(ctx context.Context) error {
 	if err != nil {
 		s.Log.Warn("unfinished clones can't all be removed", "error", err)
 	}
+	if err := c.DropLeases(ctx); err != nil {
+		s.Log.Warn("what was kept for containers that were being made can't all be let go", "error", err)
+	}
 	if err := c.SettlePaused(ctx); err != nil {
 		s.Log.Warn("what containers were paused with that needn't it any more can't all be removed", "error", err)
 	}
