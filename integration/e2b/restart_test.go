@@ -1,206 +1,165 @@
 package e2b
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/cubesandbox/cube/orchestrator/machines"
 )
 
-// marks has a sandbox remember a word where only its memory has it, and a process that says so as long as it lives.
-func (c *client) marks(sb sandbox, word string) {
-	c.Helper()
-	c.says(sb, fmt.Sprintf("echo %s > /dev/shm/word; (exec -a %[1]s sleep 36000) > /dev/null 2>&1 & sync; echo done", word), "done")
-}
-
-// goesOn sees that a sandbox is the one that was marked, with what ran in it.
-func (c *client) goesOn(sb sandbox, word string) {
-	c.Helper()
-	c.says(sb, fmt.Sprintf("cat /dev/shm/word; pgrep -fc '^%s 36000'", word), word+"\n1")
-}
-
-// end kills the stack's processes whose command line has the words, and waits for their end.
-func end(t *testing.T, words ...string) {
-	t.Helper()
-	killed := 0
-	for _, p := range s.Processes(words[0]) {
-		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(p.Command, w) }) {
-			kill(t, p.PID)
-			killed++
-		}
-	}
-	if killed == 0 {
-		t.Fatalf("there is no process %q", words)
-	}
-}
-
-func kill(t *testing.T, pid int) {
-	t.Helper()
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
-		t.Fatal(err)
-	}
-	for {
-		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(s.Config.Timeout(time.Minute).Milliseconds()))
-		if !errors.Is(err, unix.EINTR) { // the runtime's own signals
-			return
-		}
-	}
-}
-
-// serves waits until the API serves again.
-func (c *client) serves() {
-	c.Helper()
-	s.Eventually(c, time.Minute, "the API", func() bool {
-		code, _, err := c.call("GET", "/v2/sandboxes", nil, nil)
-		return err == nil && code == 200
-	})
-}
-
-// settled sees that there is a container for each sandbox and no other, and that all of them can be used.
-func (c *client) settled(known map[string]sandbox) {
-	c.Helper()
-	var odd string
-	s.Eventually(c, time.Minute, "a container for each sandbox", func() bool {
-		odd = ""
-		containers := map[string]bool{}
-		for _, id := range strings.Fields(s.Ctr("container", "ls", "-q", fmt.Sprintf("labels.%q", machines.Label)).Stdout) {
-			containers[id] = true
-		}
-		all := c.list()
-		for id := range all {
-			if !containers[id] {
-				odd += " no container of sandbox " + id
-			}
-		}
-		for id := range containers {
-			if _, ok := all[id]; !ok {
-				odd += " no sandbox of container " + id
-			}
-		}
-		return odd == ""
-	})
-	if odd != "" {
-		c.Error(odd)
-	}
-	for id, sb := range c.list() {
-		if was, ok := known[id]; ok {
-			sb = was
-		}
-		c.do("POST", "/v2/sandboxes/"+id+"/connect", map[string]any{"timeout": 3600}, &sb, map[string]int{"running": 200, "paused": 201}[c.state(id)])
-		c.says(sb, "echo here", "here")
-	}
-}
-
-func (c *client) killAll() {
-	c.Helper()
-	for id := range c.list() {
-		c.do("DELETE", "/sandboxes/"+id, nil, nil, 204)
-	}
-}
-
 // TestRestarts has what serves sandboxes die, while some run, some are paused, and some are about to be: nothing is lost, nothing is
-// left, and what the API says is so.
+// left, and what the API says is so. Whoever wants a sandbox meanwhile gets one, or is told to try again.
 func TestRestarts(t *testing.T) {
-	for _, victim := range []struct {
-		name  string
-		words []string
-		up    bool // who has to start it again
-	}{
-		{"cube", []string{" up --daemon"}, true},
-		{"containerd", []string{"bin/containerd "}, false},
-		{"proxy", []string{"proxy --keeper"}, false},
-	} {
-		t.Run(victim.name, func(t *testing.T) {
-			c := newClient(t)
-			runs, paused, pausing, forking := c.create(nil), c.create(nil), c.create(nil), c.create(nil)
-			known := map[string]sandbox{runs.ID: runs, paused.ID: paused, pausing.ID: pausing, forking.ID: forking}
-			for id, sb := range known {
-				c.marks(sb, "mark"+id)
-			}
-			c.do("POST", "/sandboxes/"+paused.ID+"/pause", nil, nil, 204)
-			under := make(chan string, 3)
-			for _, what := range []struct {
-				path string
-				body any
-			}{
-				{"/sandboxes/" + pausing.ID + "/pause", nil},
-				{"/sandboxes/" + forking.ID + "/fork", map[string]any{"count": 2, "timeout": 3600}},
-				{"/v2/sandboxes", map[string]any{"templateID": "base", "timeout": 3600}},
-			} {
-				go func() {
-					code, message, err := c.call("POST", what.path, what.body, nil)
-					under <- fmt.Sprintf("%s: %d %s %v", what.path, code, message, err)
-				}()
-			}
-			time.Sleep(s.Config.Timeout(time.Second)) // some way into them, wherever that is
-			end(t, victim.words...)
-			for range cap(under) {
-				t.Log(<-under)
-			}
-			if victim.up {
-				if r := s.Cube("up", "-d"); r.Err != nil {
-					t.Fatal(r.Err)
-				}
-			}
-			c.serves()
-			for id, want := range map[string]string{runs.ID: "running", paused.ID: "paused", forking.ID: "running"} {
-				if got := c.state(id); got != want {
-					t.Errorf("%s is %q, not %s", id, got, want)
-				}
-			}
-			if got := c.state(pausing.ID); got != "running" && got != "paused" {
-				t.Errorf("what was being paused is %q", got)
-			}
-			c.settled(known)
-			for id, sb := range known {
-				c.goesOn(sb, "mark"+id)
-			}
-			c.killAll()
+	points := []time.Duration{0}
+	if long() {
+		points = []time.Duration{0, 300 * time.Millisecond, time.Second, 3 * time.Second}
+	}
+	for _, v := range victims(long()) {
+		for _, after := range points {
+			t.Run(fmt.Sprintf("%s/%v", v.name, after), func(t *testing.T) { restart(t, v, s.Config.Timeout(after)) })
+		}
+	}
+}
+
+// restart has a process die so long after a pause, a fork and a create have begun.
+func restart(t *testing.T, v victim, after time.Duration) {
+	c := newClient(t)
+	before := footprint(t)
+	known := map[string]sandbox{}
+	var ids []string
+	for range 3 {
+		sb := c.create(nil)
+		c.marks(sb, "mark"+sb.ID)
+		known[sb.ID], ids = sb, append(ids, sb.ID)
+	}
+	paused, pausing, forking := ids[0], ids[1], ids[2]
+	c.do("POST", "/sandboxes/"+paused+"/pause", nil, nil, 204)
+	under := c.begin(map[string]any{
+		"/sandboxes/" + pausing + "/pause": nil,
+		"/sandboxes/" + forking + "/fork":  map[string]any{"count": 1, "timeout": 3600},
+		"/v2/sandboxes":                    map[string]any{"templateID": "base", "timeout": 3600},
+	})
+	leaves(t, "running", pausing, forking)
+	time.Sleep(after)
+	v.dies(t)
+	var wants sync.WaitGroup
+	wants.Go(func() { c.creates(some(), v.up) })
+	v.returns(t)
+	wants.Wait()
+	for a := range under {
+		t.Log(a)
+		if v.name != "cube" && (a.err != nil || a.code == 500) {
+			t.Errorf("what was under way when %s died: %s", v.name, a)
+		}
+	}
+	c.serves()
+	for id, want := range map[string][]string{paused: {"paused"}, pausing: {"paused", "running"}, forking: {"running"}} {
+		if got := c.state(id); !slices.Contains(want, got) {
+			t.Errorf("%s is %q, not one of %s", id, got, want)
+		}
+	}
+	c.settled(known)
+	for id, sb := range known {
+		c.goesOn(sb, "mark"+id)
+	}
+	c.killAll()
+	asBefore(t, before)
+}
+
+// reply is what a request has come to.
+type reply struct {
+	path string
+	answer
+	err error
+}
+
+func (r reply) String() string { return fmt.Sprintf("%s: %d %s %v", r.path, r.code, r.message, r.err) }
+
+// begin posts requests, by path, and returns what they come to, which nobody need take.
+func (c *client) begin(all map[string]any) <-chan reply {
+	replies := make(chan reply, len(all))
+	var under sync.WaitGroup
+	for path, body := range all {
+		under.Go(func() {
+			a, err := c.ask("POST", path, body, nil)
+			replies <- reply{path, a, err}
 		})
 	}
-	s.Eventually(t, time.Minute, "nothing left", func() bool { return len(s.VMLeaks()) == 0 })
+	go func() {
+		under.Wait()
+		close(replies)
+	}()
+	return replies
 }
 
-// TestMachineDies: a sandbox whose machine ends, or who attends to it, is said to have ended, to its team alone, and nothing of it is left.
+// TestMachineDies: a sandbox whose machine ends, or who attends to it, is said to have ended, to its team alone, unless it has just been
+// paused, and nothing of it is left.
 func TestMachineDies(t *testing.T) {
 	c, other := newClient(t), newClient(t)
+	before := footprint(t)
+	doing := []string{""}
+	if long() {
+		doing = []string{"", "pause", "fork"}
+	}
 	for _, victim := range []string{"machine", "shim"} {
-		sb := c.create(nil)
-		if victim == "machine" {
-			kill(t, s.PID(t, sb.ID))
-		} else {
-			end(t, "containerd-shim-cube-v2", sb.ID)
-		}
-		s.Eventually(t, time.Minute, "its end", func() bool { return c.state(sb.ID) == "" })
-		if code, message, err := c.call("GET", "/sandboxes/"+sb.ID, nil, nil); err != nil || code != 404 || !strings.Contains(message, "ended") {
-			t.Errorf("%s: %d %s, %v", victim, code, message, err)
-		}
-		if _, message, err := other.call("GET", "/sandboxes/"+sb.ID, nil, nil); err != nil || strings.Contains(message, "ended") {
-			t.Errorf("to another team: %s, %v", message, err)
+		for _, what := range doing {
+			sb := c.create(nil)
+			pid := s.PID(t, sb.ID)
+			under := make(<-chan reply)
+			if what != "" {
+				c.marks(sb, "word")
+				under = c.begin(map[string]any{"/sandboxes/" + sb.ID + "/" + what: nil})
+				leaves(t, "running", sb.ID)
+			}
+			if victim == "machine" {
+				kill(t, pid)
+			} else {
+				end(t, "containerd-shim-cube-v2", sb.ID)
+			}
+			if what != "" {
+				t.Log(victim, <-under)
+			}
+			s.Eventually(t, time.Minute, "its end", func() bool {
+				state := c.state(sb.ID)
+				return state == "" || what == "pause" && state == "paused"
+			})
+			if c.state(sb.ID) == "paused" {
+				c.settled(nil)
+				c.goesOn(sb, "word")
+				c.killAll()
+				continue
+			}
+			if code, message, err := c.call("GET", "/sandboxes/"+sb.ID, nil, nil); err != nil || code != 404 || !strings.Contains(message, "ended") {
+				t.Errorf("%s: %d %s, %v", victim, code, message, err)
+			}
+			if _, message, err := other.call("GET", "/sandboxes/"+sb.ID, nil, nil); err != nil || strings.Contains(message, "ended") {
+				t.Errorf("to another team: %s, %v", message, err)
+			}
+			c.settled(nil) // children that there are
+			c.killAll()
 		}
 	}
-	s.Eventually(t, time.Minute, "nothing left", func() bool { return len(s.VMLeaks()) == 0 })
-	c.settled(nil)
+	asBefore(t, before)
 }
 
 // TestDueWhileDown: deadlines that pass while nobody is there to keep them act later.
 func TestDueWhileDown(t *testing.T) {
 	c := newClient(t)
-	killed, paused := c.create(map[string]any{"timeout": 20}), c.create(map[string]any{"timeout": 20, "autoPause": true})
+	before := footprint(t)
+	killed, paused := c.create(nil), c.create(map[string]any{"autoPause": true})
 	c.marks(paused, "word")
+	lasts := s.Config.Timeout(4 * time.Second) // longer than the kill takes
+	for _, sb := range []sandbox{killed, paused} {
+		c.do("POST", "/sandboxes/"+sb.ID+"/timeout", map[string]any{"timeout": int(lasts.Seconds())}, nil, 204)
+	}
+	due := time.Now().Add(lasts)
 	end(t, " up --daemon")
-	time.Sleep(20 * time.Second)
+	time.Sleep(time.Until(due))
+	for _, sb := range []sandbox{killed, paused} {
+		s.PID(t, sb.ID) // it is there
+	}
 	if r := s.Cube("up", "-d"); r.Err != nil {
 		t.Fatal(r.Err)
 	}
@@ -208,4 +167,5 @@ func TestDueWhileDown(t *testing.T) {
 	c.settled(map[string]sandbox{paused.ID: paused})
 	c.goesOn(paused, "word")
 	c.killAll()
+	asBefore(t, before)
 }
