@@ -20,6 +20,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/envd/cgroups"
 	"github.com/cubesandbox/cube/guest-agent/envd/files"
 	"github.com/cubesandbox/cube/guest-agent/envd/filesystem"
+	"github.com/cubesandbox/cube/guest-agent/envd/hosts"
 	"github.com/cubesandbox/cube/guest-agent/envd/metrics"
 	"github.com/cubesandbox/cube/guest-agent/envd/ports"
 	"github.com/cubesandbox/cube/guest-agent/envd/processes"
@@ -92,7 +93,7 @@ func newHandler(c Config) (http.Handler, error) {
 	store := &settings.Store{Users: users.System}
 	registry := &processes.Registry{Settings: store, Environ: []string{"PATH=" + os.Getenv("PATH")}}
 	if c.Sandbox {
-		store.Dir, store.SetClock = Dir, setClock
+		store.Dir, store.SetClock, store.Hosts = Dir, setClock, hosts.File
 		registry.Environ = os.Environ()
 		openGroups(registry)
 	}

@@ -12,8 +12,10 @@ mount --make-rprivate /
 mount -t proc proc /proc
 mount -t tmpfs tmpfs /run
 cp "$binary" /run/cube-envd
-mount --bind "$dir/passwd" /etc/passwd
-mount --bind "$dir/group" /etc/group
+cp -a /etc /run/etc
+cp "$dir/passwd" "$dir/group" /run/etc
+rm -f /run/etc/hosts
+mount --bind /run/etc /etc
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /root
 mount -t tmpfs tmpfs /home

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -118,11 +119,16 @@ func newBoxIn(t *testing.T, cgroup string, args ...string) *box {
 		b.init.SysProcAttr.UseCgroupFD, b.init.SysProcAttr.CgroupFD = true, int(group.Fd())
 		b.init.Env = append(b.init.Env, "OWN_CGROUP=yes")
 	}
-	must(t, b.init.Start())
+	started := make(chan error)
 	go func() {
+		// The init is killed when the thread ends that has started it, as threads do that have been in the box's network.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		started <- b.init.Start()
 		_ = b.init.Wait()
 		close(b.done)
 	}()
+	must(t, <-started)
 	t.Cleanup(func() {
 		_ = b.init.Process.Kill()
 		<-b.done

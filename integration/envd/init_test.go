@@ -102,6 +102,9 @@ func TestDaemonIsRestarted(t *testing.T) {
 	if code, body := b.call("POST", "/init", "", `{"accessToken":"secret","envVars":{"A":"b"},"sandboxID":"ibox","templateID":"base"}`); code != 204 {
 		t.Fatal(code, body)
 	}
+	if name, hosts := b.run("hostname"), b.run("cat", "/etc/hosts"); !strings.Contains(hosts, "\tlocalhost\n") || !strings.Contains(hosts, "\t"+strings.TrimSpace(name)+"\t") {
+		t.Errorf("the hosts of %s: %s", name, hosts)
+	}
 	b.shell("secret", "setsid sleep 4321 >/dev/null 2>&1 & true")
 	for i := range 3 {
 		before := b.daemon()

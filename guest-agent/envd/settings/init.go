@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/guest-agent/envd/auth"
+	"github.com/cubesandbox/cube/guest-agent/envd/hosts"
 	"github.com/cubesandbox/cube/guest-agent/envd/status"
 )
 
@@ -87,6 +89,7 @@ func (s *Store) take(req request, token string) error {
 	if err := s.set(n); err != nil {
 		return err
 	}
+	s.nameHost()
 	slog.Info("initialised", "sandbox", n.SandboxID, "lifecycle", n.Lifecycle)
 	if req.Timestamp != nil {
 		s.step(*req.Timestamp)
@@ -136,6 +139,20 @@ func CheckVariable(name, value string) error {
 		return errdefs.ErrInvalidArgument.WithMessage("the value of " + name + " has a zero byte")
 	}
 	return nil
+}
+
+// nameHost has the machine's name found in it. Without that lookups of it are slow, and nothing else.
+func (s *Store) nameHost() {
+	if s.Hosts == "" {
+		return
+	}
+	name, err := os.Hostname()
+	if err == nil {
+		err = hosts.Name(s.Hosts, name)
+	}
+	if err != nil {
+		slog.Warn("the machine's own name isn't among its hosts", "error", err)
+	}
 }
 
 // step sets the clock where it is wrong by too much. A clock that can't be set keeps nobody from working.

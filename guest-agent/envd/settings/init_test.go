@@ -42,6 +42,7 @@ func call(s *Store, token, body string) (int, string) {
 
 func TestInit(t *testing.T) {
 	s := newStore(t)
+	s.Hosts = filepath.Join(t.TempDir(), "hosts")
 	if code, body := call(s, "", `{"accessToken":"one","envVars":{"A":"1","E2B_SANDBOX_ID":"other"},"defaultUser":"user","defaultWorkdir":"/w","sandboxID":"ibox","templateID":"base","lifecycleID":"l"}`); code != 204 {
 		t.Fatal(code, body)
 	}
@@ -51,6 +52,11 @@ func TestInit(t *testing.T) {
 	}
 	if env := got.Environ(); env["A"] != "1" || env["E2B_SANDBOX_ID"] != "ibox" || env["E2B_TEMPLATE_ID"] != "base" || env["E2B_SANDBOX"] != "true" {
 		t.Errorf("%v", env)
+	}
+	name, err := os.Hostname()
+	must(t, err)
+	if hosts, err := os.ReadFile(s.Hosts); err != nil || !strings.Contains(string(hosts), "\t"+name+"\t") {
+		t.Errorf("the hosts are %q, %v", hosts, err)
 	}
 	// With variables in place of those before; what isn't given stays.
 	if code, body := call(s, "one", `{"envVars":{"B":"2"}}`); code != 204 {

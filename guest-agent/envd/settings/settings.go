@@ -54,6 +54,8 @@ type Store struct {
 	Dir string
 	// SetClock sets the machine's clock; nil: it is somebody else's.
 	SetClock func(time.Time) error
+	// Hosts is the file that gets the machine's name, which it has by the time of /init; empty: none.
+	Hosts string
 
 	turn sync.Mutex // of changes, held while the file is written
 

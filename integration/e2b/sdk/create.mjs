@@ -51,6 +51,7 @@ export default async function (plain) {
     assert.equal(vars, `c|"$HOME"|true|${sandbox.sandboxId}|${templateId}`)
     assert.deepEqual([file, host.startsWith(sandbox.sandboxId)], [sandbox.sandboxId, true])
     assert.equal((await sandbox.commands.run('echo $FROM_CREATE')).stdout, 'a b\n')
+    assert.match((await sandbox.commands.run('getent ahostsv4 localhost; getent hosts $(hostname)')).stdout, new RegExp(`^127\\.0\\.0\\.1[^]*^127\\.0\\.1\\.1 +${sandbox.sandboxId}$`, 'm'))
   })
 
   await test('a sandbox that is not public wants its traffic token', async () => {
