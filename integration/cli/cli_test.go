@@ -143,6 +143,7 @@ func TestStdin(t *testing.T) {
 }
 
 func TestDetachedLife(t *testing.T) {
+	watched := watchPS(t)
 	r := s.Cube("run", "-d", stack.Image, "sh", "-c", "echo one; echo two >&2; while [ ! -e /go ]; do sleep 0.1; done; echo three; exit 3")
 	if r.Err != nil || !regexp.MustCompile(`^[0-9a-f]{12}\n$`).MatchString(r.Stdout) {
 		t.Fatalf("stdout must be the id and nothing else: %+v", r)
@@ -172,6 +173,8 @@ func TestDetachedLife(t *testing.T) {
 	if err := follow.Wait(); err != nil || sorted(out.String()) != "one three two" {
 		t.Errorf("followed %q, %v", out.String(), err)
 	}
+	watched(id, stack.Image, "running")
+	watched(id, "gone") // from those that run
 	c := list(t, "-a")[id]
 	if c.Status != "stopped" || c.ExitStatus == nil || *c.ExitStatus != 3 {
 		t.Errorf("%+v", c)
@@ -187,6 +190,40 @@ func TestDetachedLife(t *testing.T) {
 		t.Error("the log file is left")
 	}
 	noContainers(t)
+}
+
+// watchPS has `cube ps -w` tell what happens while the test goes on, and returns what waits for one of its lines.
+func watchPS(t *testing.T) func(words ...string) {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "ps")
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c := s.Command("cube", "ps", "-w")
+	c.Stdout, c.Stderr = f, f
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Signal(syscall.SIGINT)
+		_ = c.Wait()
+		if code := c.ProcessState.ExitCode(); code != 130 {
+			t.Errorf("cube ps -w ends with %d", code)
+		}
+	})
+	wait := func(words ...string) {
+		t.Helper()
+		s.Eventually(t, 20*time.Second, fmt.Sprintf("a line of cube ps -w with %q", words), func() bool {
+			text, err := os.ReadFile(name)
+			return err == nil && slices.ContainsFunc(strings.Split(string(text), "\n"), func(l string) bool {
+				return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(l, w) })
+			})
+		})
+	}
+	wait("ID", "IMAGE", "STATUS")
+	return wait
 }
 
 func TestStopAndRemove(t *testing.T) {
