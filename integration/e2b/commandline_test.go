@@ -40,7 +40,7 @@ func newOutsider(t *testing.T) *outsider {
 	t.Cleanup(func() { os.RemoveAll(home) })
 	o := &outsider{client: newClient(t), cube: filepath.Join(home, "cube"), home: home}
 	// The tree may be where only root can look.
-	if out, err := exec.Command("cp", s.Command("cube").Path, o.cube).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cp", filepath.Join(s.Config.BinDir, "cube"), o.cube).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if out, err := exec.Command("chown", "-R", nobody+":"+nobody, home).CombinedOutput(); err != nil {
@@ -252,10 +252,11 @@ func (o *outsider) testTerminal(sb sandbox) {
 			}
 		}
 	}
-	fmt.Fprint(master, "stty size; sleep 600\r")
+	fmt.Fprint(master, "bash -c 'trap \"echo interrup\"\"ted; exit\" INT; stty size; while :; do sleep .1; done'\r")
 	until("33 101\r\n")
 	resize(44, 120)
 	fmt.Fprint(master, "\x03")
+	until("interrupted\r\n")
 	fmt.Fprint(master, "while [ \"$(stty size)\" != '44 120' ]; do sleep .1; done; echo resi''zed; exit 5\r")
 	until("resized")
 	go func() {
@@ -271,7 +272,7 @@ func (o *outsider) testTerminal(sb sandbox) {
 // testFiles has scp and sftp copy there and back.
 func (o *outsider) testFiles(sb sandbox) {
 	config, file, back := filepath.Join(o.home, "config"), filepath.Join(o.home, "data"), filepath.Join(o.home, "back")
-	data := make([]byte, 3<<20)
+	data := make([]byte, 300_000)
 	_, _ = rand.Read(data)
 	if err := os.WriteFile(file, data, 0o644); err != nil {
 		o.Fatal(err)
@@ -280,7 +281,7 @@ func (o *outsider) testFiles(sb sandbox) {
 		o.Fatal(err)
 	}
 	o.runs("scp", "-q", "-p", "-F", config, file, sb.ID+".cube:there/")
-	if got := o.runs("ssh", "-F", config, sb.ID+".cube", "stat -c '%U %s' there"); got != "user 3145728\n" {
+	if got := o.runs("ssh", "-F", config, sb.ID+".cube", "stat -c '%U %s' there"); got != "user 300000\n" {
 		o.Errorf("there: %q", got)
 	}
 	o.runs("scp", "-q", "-F", config, sb.ID+".cube:/home/user/there", back)

@@ -78,7 +78,8 @@ func (g *Guest) address(h http.Header, port uint16) {
 
 // Processes is envd's service of processes, as a user of the sandbox's; "" is its default one.
 func (g *Guest) Processes(user string) process.ProcessClient {
-	return process.NewProcessClient(&envd{g, user}, g.base(ingress.EnvdPort).String())
+	// What is compressed costs the sandbox more time than the network.
+	return process.NewProcessClient(&envd{g, user}, g.base(ingress.EnvdPort).String(), connect.WithAcceptCompression("gzip", nil, nil))
 }
 
 // envd is the http.Client of envd's services.

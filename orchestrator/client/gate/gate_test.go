@@ -211,11 +211,10 @@ func TestTerminal(t *testing.T) {
 	if err := s.WindowChange(50, 132); err != nil {
 		t.Fatal(err)
 	}
-	fmt.Fprint(in, "sleep 600; echo $?:$(stty size)\n")
-	time.Sleep(200 * time.Millisecond) // for the sleep to be there
-	fmt.Fprint(in, "\x03")
-	fmt.Fprint(in, "stty size\n")
+	fmt.Fprint(in, "bash -c 'trap \"echo interrup\"\"ted; exit\" INT; stty size; while :; do sleep .1; done'\n")
 	until("50 132\r\n")
+	fmt.Fprint(in, "\x03")
+	until("interrupted\r\n")
 	fmt.Fprint(in, "exit 3\n")
 	go func() { _, _ = io.Copy(io.Discard, out) }()
 	if err := s.Wait(); code(err) != 3 {
