@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes images from Debian's packages, as OCI archives in the cache: `demo` is cube.local/debian:bookworm, `base` is
-# cube.local/base:bookworm, of which the template `base` is made. Without an argument both are. Debian's own default mirror
-# is used, or CUBE_DEBIAN_MIRROR.
+# cube.local/base:bookworm, of which the template `base` is made. Without an argument both are. `docker` and `browser` are
+# base with dockerd or Chromium, for the long tests. Debian's own default mirror is used, or CUBE_DEBIAN_MIRROR.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 need_root "set-up"
 lock
@@ -20,13 +20,17 @@ bootstrap() {
 
 demo_rootfs() { bootstrap --include=python3; }
 
-# The user that commands run as unless they name another, who may become root.
+# base_rootfs [PACKAGES]: has the user that commands run as unless they name another, who may become root.
 base_rootfs() {
 	# shellcheck disable=SC2016 # mmdebstrap's shell expands it
-	bootstrap --include="$base_packages" \
+	bootstrap --include="$base_packages${1:+,$1}" \
 		--customize-hook='chroot "$1" useradd --create-home --shell /bin/bash --groups sudo user' \
 		--customize-hook='printf "user ALL=(ALL) NOPASSWD: ALL\n" >"$1/etc/sudoers.d/user" && chmod 0440 "$1/etc/sudoers.d/user"'
 }
+
+docker_rootfs() { base_rootfs docker.io,busybox-static; }
+
+browser_rootfs() { base_rootfs chromium,fonts-dejavu-core; }
 
 pack() {
 	mkdir -p "$CUBE_CACHE/images"
@@ -50,6 +54,7 @@ for kind; do
 	case $kind in
 	demo) make demo cube.local/debian:bookworm "$CUBE_CACHE/images/debian-bookworm.tar" ;;
 	base) make base cube.local/base:bookworm "$CUBE_CACHE/images/base-bookworm.tar" ;;
-	*) fail "there is no image $kind; there are demo and base" ;;
+	docker | browser) make "$kind" "cube.local/$kind:bookworm" "$CUBE_CACHE/images/$kind-bookworm.tar" ;;
+	*) fail "there is no image $kind; there are demo, base, docker and browser" ;;
 	esac
 done
