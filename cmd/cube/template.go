@@ -31,7 +31,9 @@ func templateCommand() *cli.Command {
 				&cli.IntFlag{Name: "disk", Usage: "of its sandboxes, in `MiB` (store.disk_size of the configuration)"},
 				&cli.StringFlag{Name: "user", Value: "user", Usage: "that commands run as by default"},
 				&cli.StringFlag{Name: "workdir", Usage: "where they run by default (the user's home)"},
-				&cli.IntFlag{Name: "hook-port", Usage: "where an HTTP server in the sandbox is told who the sandbox is, before anybody else gets to it"},
+				&cli.StringFlag{Name: "run", Usage: "`COMMAND` line that runs when the machine is saved, and so in each sandbox already"},
+				&cli.StringFlag{Name: "ready", Usage: "`COMMAND` line that succeeds when the one of --run can be saved"},
+				&cli.IntFlag{Name: "hook-port", Usage: "where an HTTP server of --run is told who the sandbox is, before anybody else gets to it"},
 				&cli.StringFlag{Name: "hook-path", Value: "/", Usage: "the `PATH` there"},
 				&cli.StringFlag{Name: "start", Usage: "`COMMAND` line that is started afresh in each sandbox"},
 			},
@@ -46,7 +48,8 @@ func templateBuild(c *cli.Context) error {
 	}
 	r := templates.Request{
 		Team: c.String("team"), Name: c.Args().Get(0), Tag: c.String("tag"), Public: c.Bool("public"), Image: c.Args().Get(1),
-		CPUs: c.Int("cpus"), MemoryMB: c.Int("memory"), DiskMB: c.Int("disk"), User: c.String("user"), Workdir: c.String("workdir"), Start: c.String("start"),
+		CPUs: c.Int("cpus"), MemoryMB: c.Int("memory"), DiskMB: c.Int("disk"), User: c.String("user"), Workdir: c.String("workdir"),
+		Run: c.String("run"), Ready: c.String("ready"), Start: c.String("start"),
 	}
 	if port := c.Int("hook-port"); port != 0 {
 		r.Hook = &db.Hook{Port: port, Path: c.String("hook-path")}

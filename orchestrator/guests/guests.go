@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// port is envd's, as SDKs expect it.
-	port = 49983
+	// Port is envd's, as SDKs expect it.
+	Port = 49983
 	// tokenHeader has envd's token, and hookHeader that of a hook.
 	tokenHeader = "X-Access-Token"
 	hookHeader  = "X-Cube-Hook-Token"
@@ -92,16 +92,20 @@ func (g *Guests) Init(ctx context.Context, addr netip.Addr, i lifecycle.Init) er
 	}
 	return g.insist(ctx, attempt, func(ctx context.Context) error {
 		body["timestamp"] = time.Now().UTC().Format(time.RFC3339Nano)
-		_, err := g.post(ctx, url(addr, port, "/init"), header, body)
+		_, err := g.post(ctx, url(addr, Port, "/init"), header, body)
 		return err
 	})
 }
 
-// Hook tells the program of a template's hook, as often as it takes until it has agreed.
+// Hook tells the program of a template's hook, as often as it takes until it has agreed. That it has refused for good is
+// errdefs.ErrInvalidArgument.
 func (g *Guests) Hook(ctx context.Context, addr netip.Addr, h db.Hook, token string, b lifecycle.HookBody) error {
 	header := http.Header{hookHeader: {token}, "Idempotency-Key": {b.RequestID}}
 	return g.insist(ctx, hookAttempt, func(ctx context.Context) error {
 		_, err := g.post(ctx, url(addr, h.Port, h.Path), header, b)
+		if r := (refusal{}); errors.As(err, &r) {
+			return refusal{errdefs.ErrInvalidArgument.WithMessage(r.Error())}
+		}
 		return err
 	})
 }
@@ -158,7 +162,7 @@ func (g *Guests) Run(ctx context.Context, addr netip.Addr, token, command string
 }
 
 func (g *Guests) run(ctx context.Context, addr netip.Addr, token string, r *process.StartRequest) (*connect.ServerStreamForClient[process.StartResponse], error) {
-	client := process.NewProcessClient(g.client, url(addr, port, ""), connect.WithReadMaxBytes(maxAnswer))
+	client := process.NewProcessClient(g.client, url(addr, Port, ""), connect.WithReadMaxBytes(maxAnswer))
 	req := connect.NewRequest(r)
 	if token != "" {
 		req.Header().Set(tokenHeader, token)
@@ -176,7 +180,7 @@ var versionForm = regexp.MustCompile(`^[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}$`)
 func (g *Guests) Version(ctx context.Context, addr netip.Addr) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.Timeout(attempt))
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url(addr, port, "/health"), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url(addr, Port, "/health"), nil)
 	if err != nil {
 		return "", err
 	}
@@ -196,7 +200,7 @@ func (g *Guests) Version(ctx context.Context, addr netip.Addr) (string, error) {
 func (g *Guests) Metrics(ctx context.Context, addr netip.Addr, token string) (lifecycle.Metric, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.Timeout(attempt))
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url(addr, port, "/metrics"), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url(addr, Port, "/metrics"), nil)
 	if err != nil {
 		return lifecycle.Metric{}, err
 	}

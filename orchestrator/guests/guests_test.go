@@ -33,7 +33,7 @@ func TestEnvd(t *testing.T) {
 	defer end()
 	ended := make(chan error, 1)
 	time.AfterFunc(100*time.Millisecond, func() {
-		ended <- envd.Run(life, envd.Config{Address: netip.AddrPortFrom(addr, port).String(), User: "root"})
+		ended <- envd.Run(life, envd.Config{Address: netip.AddrPortFrom(addr, Port).String(), User: "root"})
 	})
 	must(t, <-told)
 	if v, err := g.Version(ctx, addr); err != nil || v != envd.Version {
@@ -167,7 +167,7 @@ func TestHookRefuses(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			err := New(quick).Hook(ctx, addr, hook, "token", lifecycle.HookBody{})
-			if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), c.says) || len(err.Error()) > 2*maxReason || strings.ContainsAny(err.Error(), "\r\n\x1b") {
+			if errdefs.IsInvalidArgument(err) != c.final || errdefs.IsUnavailable(err) == c.final || !strings.Contains(err.Error(), c.says) || len(err.Error()) > 2*maxReason || strings.ContainsAny(err.Error(), "\r\n\x1b") {
 				t.Errorf("the error is %q", err)
 			}
 			if (ctx.Err() == nil) != c.final {

@@ -16,7 +16,8 @@ import (
 type Guests interface {
 	// Init tells envd who the sandbox is, as often as it takes until it answers, or ctx ends.
 	Init(ctx context.Context, addr netip.Addr, i Init) error
-	// Hook tells the program of a template's hook, as often as it takes until it has agreed, or ctx ends.
+	// Hook tells the program of a template's hook, as often as it takes until it has agreed, or ctx ends. That it has refused for
+	// good is errdefs.ErrInvalidArgument.
 	Hook(ctx context.Context, addr netip.Addr, h db.Hook, token string, b HookBody) error
 	// Start has envd start a command line that goes on.
 	Start(ctx context.Context, addr netip.Addr, token, command string) error
@@ -89,7 +90,11 @@ func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why str
 		body := HookBody{Event: why, SandboxID: r.ID, TemplateID: r.TemplateID, RequestID: r.Request, Env: env, Metadata: r.Metadata}
 		err := e.stage(hctx, stageHook, r.ID, func(ctx context.Context) error { return e.guests.Hook(ctx, addr, *h, hook, body) })
 		if err != nil {
-			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("sandbox %s: the init hook of its template, port %d, path %s: %v", r.ID, h.Port, h.Path, err))
+			why := fmt.Sprintf("sandbox %s: the init hook of its template, port %d, path %s: %v", r.ID, h.Port, h.Path, err)
+			if errdefs.IsInvalidArgument(err) { // another try with the same doesn't help
+				return errdefs.ErrInvalidArgument.WithMessage(why)
+			}
+			return errdefs.ErrUnavailable.WithMessage(why)
 		}
 	}
 	if s := r.Settings.Start; s != "" && (why == whyCreate || why == whyFork || why == whyResume && r.Cold) {

@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
+	"regexp"
 	"strconv"
 	"time"
 
@@ -47,9 +49,34 @@ type Request struct {
 	User, Workdir string
 	// Hook is told who each sandbox is before anybody else gets to it; nil is none.
 	Hook *db.Hook
-	// Start is a command that is started afresh in each sandbox; "" is none.
+	// Run is a command line of the default user's shell that runs when the machine is saved, so that it runs in each sandbox
+	// already, and one of that shell's that succeeds when it is ready; "" are none.
+	Run, Ready string
+	// Start is a command line that is started afresh in each sandbox; "" is none.
 	Start string
 }
+
+func (r Request) check() error {
+	why := ""
+	switch {
+	case r.CPUs < 1 || r.MemoryMB < 1:
+		why = "a template has CPUs and memory"
+	case r.Run == "" && r.Ready != "":
+		why = "there is no command (--run) that would be ready"
+	case r.Hook != nil && r.Run == "":
+		why = "there is no command (--run) that would serve the init hook"
+	case r.Hook != nil && (r.Hook.Port < 1 || r.Hook.Port > math.MaxUint16 || r.Hook.Port == guests.Port):
+		why = fmt.Sprintf("the init hook's port can't be %d", r.Hook.Port)
+	case r.Hook != nil && !hookPath.MatchString(r.Hook.Path):
+		why = fmt.Sprintf("the init hook's path can't be %q: /WORD/WORD, say, of letters, digits and ._~-", r.Hook.Path)
+	default:
+		return nil
+	}
+	return errdefs.ErrInvalidArgument.WithMessage("template " + r.Name + ": " + why)
+}
+
+// hookPath are paths that need no escape.
+var hookPath = regexp.MustCompile(`^/[A-Za-z0-9/._~-]{0,1000}$`)
 
 // Result is a template that has been made.
 type Result struct {
@@ -71,8 +98,8 @@ func (b *Builder) Build(ctx context.Context, r Request) (_ Result, err error) {
 	if _, err := db.ParseRef(r.Name); err != nil {
 		return Result{}, err
 	}
-	if r.CPUs < 1 || r.MemoryMB < 1 {
-		return Result{}, errdefs.ErrInvalidArgument.WithMessage("a template has CPUs and memory")
+	if err := r.check(); err != nil {
+		return Result{}, err
 	}
 	if r.DiskMB == 0 {
 		r.DiskMB = int(b.Config.Store.DiskSize >> 20)
@@ -97,7 +124,7 @@ func (b *Builder) Build(ctx context.Context, r Request) (_ Result, err error) {
 		if err := remove(); err != nil {
 			return err
 		}
-		return b.prove(ctx, r.Team, snapshot, settings)
+		return b.prove(ctx, r, snapshot, settings)
 	})
 	return res, err
 }
@@ -119,7 +146,7 @@ func (b *Builder) start(ctx context.Context, u *undo.Stack, r Request) (o origin
 	entry := sandbox.Envd
 	_, err = b.Client.RunDetached(ctx, sandbox.Spec{
 		ID: o.id, Image: r.Image, Entrypoint: &entry,
-		Process: sandbox.Process{Args: []string{"init", "-user", r.User, "-workdir", r.Workdir}, User: "root", Cwd: "/"},
+		Process: sandbox.Process{Args: command(r), User: "root", Cwd: "/"},
 		Disk:    int64(r.DiskMB) << 20,
 		Annotations: map[string]string{
 			spec.VCPUs: strconv.Itoa(r.CPUs), spec.Memory: strconv.Itoa(r.MemoryMB) + "MiB",
@@ -150,6 +177,11 @@ func (b *Builder) start(ctx context.Context, u *undo.Stack, r Request) (o origin
 	}
 	if o.version, err = b.Guests.Version(ctx, seen.Addr); err != nil {
 		return o, nil, err
+	}
+	rctx, cancel := context.WithTimeout(ctx, b.Config.Timeout(readyTimeout))
+	defer cancel()
+	if err := b.await(rctx, seen.Addr, r); err != nil {
+		return o, nil, errors.Join(err, b.said(ctx, o.id))
 	}
 	return o, remove, nil
 }
@@ -189,12 +221,12 @@ timeout 5 bash -c "exec 4<>/dev/tcp/$server/53" || { echo "no TCP connection to 
 `
 
 // prove makes a sandbox of the snapshot and uses it.
-func (b *Builder) prove(ctx context.Context, team, snapshot string, s db.Settings) (err error) {
+func (b *Builder) prove(ctx context.Context, r Request, snapshot string, s db.Settings) (err error) {
 	id := "template-" + uuid.NewString()
 	var u undo.Stack
 	defer func() { err = errors.Join(err, u.Release()) }()
 	u.Push(b.remover(ctx, id))
-	addr, err := b.Machines.Create(ctx, lifecycle.Machine{ID: id, Team: team, Snapshot: snapshot, Container: s.Container})
+	addr, err := b.Machines.Create(ctx, lifecycle.Machine{ID: id, Team: r.Team, Snapshot: snapshot, Container: s.Container})
 	if err != nil {
 		return fmt.Errorf("no sandbox can be made of it: %w", err)
 	}
@@ -205,6 +237,9 @@ func (b *Builder) prove(ctx context.Context, team, snapshot string, s db.Setting
 	defer cancel()
 	if _, err := b.Guests.Run(ctx, addr, "", check); err != nil {
 		return fmt.Errorf("a sandbox that was made of it can't use the network: %w", err)
+	}
+	if err := b.await(ctx, addr, r); err != nil {
+		return fmt.Errorf("a sandbox that was made of it: %w", err)
 	}
 	return nil
 }
