@@ -5,9 +5,10 @@ package ports
 import (
 	"context"
 	"log/slog"
-	"net"
 	"net/netip"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // interval is how long a program waits to be reached at most. The kernel tells when a socket is gone, but not when one begins
@@ -31,12 +32,16 @@ type Forwarder struct {
 
 	address netip.Addr
 	relays  map[uint16]*relay
+	// listeners tells the addresses that are listened on.
+	listeners func() ([]netip.AddrPort, error)
 }
 
 // Run relays until ctx ends.
 func (f *Forwarder) Run(ctx context.Context) {
 	f.relays = map[uint16]*relay{}
 	defer f.closeAll()
+	stop := f.look()
+	defer stop()
 	ended, err := closed(ctx)
 	if err != nil {
 		slog.Info("ports that programs have left stay taken for a moment", "interval", interval.String(), "error", err)
@@ -49,6 +54,21 @@ func (f *Forwarder) Run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// look finds the way to see which addresses are listened on: by the kernel's tables where it has no inet_diag.
+func (f *Forwarder) look() (stop func()) {
+	d, err := newDiag()
+	if err == nil {
+		if _, err = d.listeners(); err == nil {
+			f.listeners = d.listeners
+			return d.close
+		}
+		d.close()
+	}
+	slog.Info("programs that listen are looked for in /proc", "error", err)
+	f.listeners = listeners
+	return func() {}
 }
 
 // wait waits until a scan is due, and says whether it is before ctx ends.
@@ -85,7 +105,7 @@ func (f *Forwarder) scan(ctx context.Context) {
 		f.closeAll()
 		f.address = address
 	}
-	all, err := listeners()
+	all, err := f.listeners()
 	if !ok || err != nil {
 		return
 	}
@@ -136,18 +156,18 @@ func (f *Forwarder) wanted(all []netip.AddrPort) map[uint16]netip.AddrPort {
 
 // addressOf is the first IPv4 address of a network card.
 func addressOf(device string) (netip.Addr, bool) {
-	card, err := net.InterfaceByName(device)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return netip.Addr{}, false
 	}
-	all, err := card.Addrs()
+	defer unix.Close(fd)
+	card, err := unix.NewIfreq(device)
+	if err != nil || unix.IoctlIfreq(fd, unix.SIOCGIFADDR, card) != nil {
+		return netip.Addr{}, false
+	}
+	a, err := card.Inet4Addr()
 	if err != nil {
 		return netip.Addr{}, false
 	}
-	for _, a := range all {
-		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() {
-			return p.Addr(), true
-		}
-	}
-	return netip.Addr{}, false
+	return netip.AddrFrom4([4]byte(a)), true
 }

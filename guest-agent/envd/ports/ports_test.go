@@ -45,6 +45,64 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestListeners: both ways to see who listens see the same, and none that is connected.
+func TestListeners(t *testing.T) {
+	d, err := newDiag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	var wanted []netip.AddrPort
+	for _, at := range []string{"127.0.0.1:0", "127.0.0.2:0", "[::1]:0", "0.0.0.0:0", "[::]:0"} {
+		network := "tcp4"
+		if strings.HasPrefix(at, "[") {
+			network = "tcp6"
+		}
+		l, err := net.Listen(network, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		wanted = append(wanted, l.Addr().(*net.TCPAddr).AddrPort())
+	}
+	c, err := net.Dial("tcp", wanted[0].String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for name, look := range map[string]func() ([]netip.AddrPort, error){"inet_diag": d.listeners, "/proc": listeners} {
+		all, err := look()
+		if err != nil {
+			if name == "inet_diag" && errors.Is(err, unix.ENOENT) {
+				t.Skipf("this kernel has no inet_diag: %v", err)
+			}
+			t.Fatal(err)
+		}
+		for _, a := range wanted {
+			if !slices.Contains(all, a) {
+				t.Errorf("%s doesn't have %v: %v", name, a, all)
+			}
+		}
+		if slices.Contains(all, c.LocalAddr().(*net.TCPAddr).AddrPort()) {
+			t.Errorf("%s has one that is connected: %v", name, all)
+		}
+	}
+	if a, ok := addressOf("lo"); !ok || a != loopback4 {
+		t.Errorf("lo has %v, %v", a, ok)
+	}
+	if a, ok := addressOf("none0"); ok {
+		t.Errorf("no card has %v", a)
+	}
+}
+
+func BenchmarkScan(b *testing.B) {
+	f := &Forwarder{Device: "lo", relays: map[uint16]*relay{}}
+	defer f.look()()
+	for b.Loop() {
+		f.scan(b.Context())
+	}
+}
+
 func TestWanted(t *testing.T) {
 	f := &Forwarder{Except: 49983, address: netip.MustParseAddr("10.0.0.2"), relays: map[uint16]*relay{3000: nil}}
 	for list, want := range map[string]string{
