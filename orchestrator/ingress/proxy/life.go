@@ -29,9 +29,11 @@ const (
 	maxResponseHeader = 256 << 10
 	// continueTimeout is how long a client that asked for it waits for its server's word to send the body.
 	continueTimeout = time.Second
-	// copyBuffer is for each response under way, in bytes, connBuffer for each direction of a connection.
-	copyBuffer = 128 << 10
-	connBuffer = 32 << 10
+	// copyBuffer is for each response under way, in bytes, readBuffer and writeBuffer for each connection. Requests' bodies are copied in
+	// pieces of 32 KiB, of which one has to fit in a writeBuffer with what frames it: otherwise each is two writes, and two packets.
+	copyBuffer  = 128 << 10
+	readBuffer  = 32 << 10
+	writeBuffer = 33 << 10
 )
 
 // errOver is why a request ends whose sandbox's machine was restored, rolled back, paused or killed.
@@ -72,8 +74,8 @@ func newLife(r ingress.Route, scale func(time.Duration) time.Duration) *life {
 			// The certificate of a server in a sandbox is whatever the sandbox has made. That the bytes come from this sandbox is
 			// known from the address that is dialled.
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
-			ReadBufferSize:  connBuffer,
-			WriteBufferSize: connBuffer,
+			ReadBufferSize:  readBuffer,
+			WriteBufferSize: writeBuffer,
 		}
 		for _, p := range protocols {
 			p(t.Protocols, true)
