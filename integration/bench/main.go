@@ -4,10 +4,12 @@
 //	network    without machines, in network namespaces of its own: the datapath beside plain forwarding, a place in the
 //	           network, another policy
 //	ingress    without machines: the proxy beside the same server asked directly
+//	list       without machines: E2B's API lists many sandboxes
 //	machines   on a stack of its own: `ctr run` beside runc on the same containerd in the same run, exec, cold boot, memory
 //	           per idle machine, clones of disks
 //	snapshots  on a stack of its own: saves by what was written, restores, clones, rollback, pause and resume, what idle
 //	           clones take, large guests; beside what the reference says of itself
+//	e2b        on a stack of its own: creates by E2B's API, many at once; commands and files by the proxy and directly
 package main
 
 import (
@@ -38,40 +40,49 @@ func main() {
 	}
 }
 
-func run(part string, n, idle, clones int) error {
-	if !slices.Contains([]string{"", "network", "ingress", "machines", "snapshots"}, part) {
-		return fmt.Errorf("there is no part %q: it takes network, ingress, machines or snapshots, or none for all", part)
+// parts are what an argument can name, in the order in which all are run.
+func parts(root string, n, idle, clones int) []part {
+	return []part{
+		{"network", untilInterrupted(func(ctx context.Context) error { return networks(ctx, root, n) })},
+		{"ingress", untilInterrupted(func(ctx context.Context) error { return ingresses(ctx, root, n) })},
+		{"list", untilInterrupted(func(ctx context.Context) error { return lists(ctx, n) })},
+		{"machines", func() error { return machines(root, n, idle) }},
+		{"snapshots", func() error { return snapshots(root, n, clones) }},
+		{"e2b", untilInterrupted(func(ctx context.Context) error { return sandboxes(ctx, root, n) })},
 	}
+}
+
+type part struct {
+	name    string
+	measure func() error
+}
+
+// untilInterrupted has what is measured end in order when the user interrupts it.
+func untilInterrupted(measure func(context.Context) error) func() error {
+	return func() error {
+		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+		defer stop()
+		return measure(ctx)
+	}
+}
+
+func run(name string, n, idle, clones int) error {
 	root, err := stack.Repository()
 	if err != nil {
 		return err
 	}
+	all := parts(root, n, idle, clones)
+	if name != "" {
+		i := slices.IndexFunc(all, func(p part) bool { return p.name == name })
+		if i < 0 {
+			return fmt.Errorf("there is no part %q: the package's comment has all of them", name)
+		}
+		all = all[i : i+1]
+	}
 	conditions(n)
-	wanted := func(name string) bool { return part == "" || part == name }
-	if wanted("network") {
-		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
-		err := networks(ctx, root, n)
-		stop()
-		if err != nil {
-			return fmt.Errorf("network: %w", err)
-		}
-	}
-	if wanted("ingress") {
-		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
-		err := ingresses(ctx, root, n)
-		stop()
-		if err != nil {
-			return fmt.Errorf("ingress: %w", err)
-		}
-	}
-	if wanted("machines") {
-		if err := machines(root, n, idle); err != nil {
-			return fmt.Errorf("machines: %w", err)
-		}
-	}
-	if wanted("snapshots") {
-		if err := snapshots(root, n, clones); err != nil {
-			return fmt.Errorf("snapshots: %w", err)
+	for _, p := range all {
+		if err := p.measure(); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
 	return nil
