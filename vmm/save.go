@@ -25,6 +25,9 @@ type SaveRequest struct {
 	// an image. They aren't synced. After an error what is there is of no use.
 	Dir     string
 	Quiesce Quiesce
+	// DisksOnly leaves the memory out: there is neither StateFile nor MemoryFile, and no machine goes on from what is saved. What
+	// the guest hadn't written to its disks is lost, which is nothing if Saved.Frozen.
+	DisksOnly bool
 	// Still leaves the machine standing still, its work at rest, when it has been saved: it is to be stopped, unless
 	// Saved.GoOn lets it go on after all. After an error it goes on.
 	Still bool
@@ -74,7 +77,7 @@ type Saved struct {
 	// Frozen says that the work in the guest was at rest: Freeze has succeeded.
 	Frozen bool
 	// Inherited are the digests of the memory before anything was written to it, in all chunks but those in Memory.Chunks
-	// that of the file.
+	// that of the file. Both are of a memory that was saved.
 	Inherited memory.Digests
 	Memory    memory.Written
 	// Stopped is how long the guest stood still.

@@ -65,13 +65,15 @@ func (m *Machines) address(ctx context.Context, id string) (netip.Addr, error) {
 	return a.Address, nil
 }
 
-// Pause saves a machine to disk and ends it. Its memory is saved even if it isn't wanted, as what is on the disk is all of it at
-// one moment then; Resume leaves it.
-func (m *Machines) Pause(ctx context.Context, id string, _ bool) error {
+// Pause saves a machine to disk and ends it; without memory only its disk, when all is written there.
+func (m *Machines) Pause(ctx context.Context, id string, memory bool) error {
 	if err := m.client.Await(ctx); err != nil {
 		return err
 	}
-	return m.client.Pause(ctx, id)
+	if memory {
+		return m.client.Pause(ctx, id)
+	}
+	return m.client.PauseCold(ctx, id)
 }
 
 // Resume has a paused machine go on, or without memory begin anew with its disk.

@@ -36,7 +36,12 @@ func errPaused(id string) error {
 
 // Pause saves a running container to disk and ends its machine: it takes no memory and no process until it is resumed, and
 // outlives the host's. After an error it runs on, or is paused if the error says so.
-func (c *Client) Pause(ctx context.Context, id string) error {
+func (c *Client) Pause(ctx context.Context, id string) error { return c.pause(ctx, id, false) }
+
+// PauseCold is Pause for a container whose memory isn't needed: only its disk is saved, with which a resume begins anew.
+func (c *Client) PauseCold(ctx context.Context, id string) error { return c.pause(ctx, id, true) }
+
+func (c *Client) pause(ctx context.Context, id string, cold bool) error {
 	ctx = c.context(ctx)
 	ctr, _, err := c.runningTask(ctx, id)
 	if err != nil {
@@ -47,7 +52,7 @@ func (c *Client) Pause(ctx context.Context, id string) error {
 		return err
 	}
 	defer shim.Close()
-	if err := shim.Pause(ctx, id); err != nil {
+	if err := shim.Pause(ctx, id, cold); err != nil {
 		return err
 	}
 	// What can't be deleted, a resume deletes.

@@ -130,6 +130,7 @@ func (x *SaveResponse) GetFrozen() bool {
 type PauseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Container     string                 `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	Cold          bool                   `protobuf:"varint,2,opt,name=cold,proto3" json:"cold,omitempty"` // only its disk is saved, with which it begins anew
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -169,6 +170,13 @@ func (x *PauseRequest) GetContainer() string {
 		return x.Container
 	}
 	return ""
+}
+
+func (x *PauseRequest) GetCold() bool {
+	if x != nil {
+		return x.Cold
+	}
+	return false
 }
 
 type PauseResponse struct {
@@ -425,9 +433,10 @@ const file_shim_api_snapshot_proto_rawDesc = "" +
 	"\apurpose\x18\x02 \x01(\tR\apurpose\"B\n" +
 	"\fSaveResponse\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x16\n" +
-	"\x06frozen\x18\x02 \x01(\bR\x06frozen\",\n" +
+	"\x06frozen\x18\x02 \x01(\bR\x06frozen\"@\n" +
 	"\fPauseRequest\x12\x1c\n" +
-	"\tcontainer\x18\x01 \x01(\tR\tcontainer\"\x0f\n" +
+	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x12\n" +
+	"\x04cold\x18\x02 \x01(\bR\x04cold\"\x0f\n" +
 	"\rPauseResponse\"\x0e\n" +
 	"\fStatsRequest\"\xb2\x01\n" +
 	"\rStatsResponse\x12\x10\n" +

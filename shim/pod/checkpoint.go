@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/shim/saved"
+	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
@@ -20,7 +21,7 @@ func (p *Pod) Checkpoint(ctx context.Context, id, dir string, exit bool) error {
 		return err
 	}
 	if exit {
-		return p.saveLast(ctx, c, "", dir, func(cp saved.Checkpoint) error { return cp.Write(dir) })
+		return p.saveLast(ctx, c, "", dir, false, func(cp saved.Checkpoint) error { return cp.Write(dir) })
 	}
 	info, err := p.Save(ctx, snapshotName(id), "")
 	if err != nil {
@@ -44,8 +45,8 @@ func (p *Pod) Checkpoint(ctx context.Context, id, dir string, exit bool) error {
 // PauseToDisk saves a container that is alone in its machine and ends it, so that its task can be deleted, and it can go on
 // from there. Nothing of it runs after the moment that is saved. Its exit, with the status of a SIGKILL, is no death: that
 // is told by the checkpoint in saved.Paused, which is there before. After an error, or a kill of the shim before the
-// checkpoint is there, it isn't paused; after an error it runs on.
-func (p *Pod) PauseToDisk(ctx context.Context, id string) error {
+// checkpoint is there, it isn't paused; after an error it runs on. With cold only its disk is saved, with which it begins anew.
+func (p *Pod) PauseToDisk(ctx context.Context, id string, cold bool) error {
 	c, err := p.savable(id)
 	if err != nil {
 		return err
@@ -56,7 +57,7 @@ func (p *Pod) PauseToDisk(ctx context.Context, id string) error {
 		return err
 	}
 	defer unlock()
-	return p.saveLast(ctx, c, saved.ForPause, string(paused), func(cp saved.Checkpoint) error {
+	return p.saveLast(ctx, c, saved.ForPause, string(paused), cold, func(cp saved.Checkpoint) error {
 		err := paused.Write(cp)
 		if err != nil { // it may be there, though not for good, and the container goes on
 			err = errors.Join(err, paused.End(cp.Snapshot))
@@ -84,14 +85,17 @@ func (p *Pod) savable(id string) (*container, error) {
 }
 
 func checkpointOf(c *container, info *snapshot.Info) saved.Checkpoint {
-	return saved.Checkpoint{Snapshot: info.ID, Container: c.id, Time: info.Created}
+	return saved.Checkpoint{Snapshot: info.ID, Container: c.id, Time: info.Created, Cold: info.DisksOnly()}
 }
 
 // saveLast saves the container's machine, has the checkpoint written for the directory, and ends the machine, which stands
 // still from the moment that is saved. It returns when the container's exit has been told.
-func (p *Pod) saveLast(ctx context.Context, c *container, purpose saved.Purpose, dir string, write func(saved.Checkpoint) error) error {
+func (p *Pod) saveLast(ctx context.Context, c *container, purpose saved.Purpose, dir string, disksOnly bool, write func(saved.Checkpoint) error) error {
 	written := false
-	_, err := p.save(ctx, snapshotName(c.id), purpose, func(info *snapshot.Info) error {
+	_, err := p.save(ctx, snapshotName(c.id), purpose, disksOnly, func(info *snapshot.Info) error {
+		if disksOnly && !writable(info, vmm.RootSerial) {
+			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has no writable root that it could begin anew with: keep its memory", c.id))
+		}
 		if err := write(checkpointOf(c, info)); err != nil {
 			return err
 		}

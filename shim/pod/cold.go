@@ -61,7 +61,7 @@ func (n *creation) coldRoot(ctx context.Context) (err error) {
 	}
 	defer s.Close()
 	image := s.Images[vmm.RootSerial]
-	if image == nil || !writable(s, vmm.RootSerial) {
+	if !writable(&s.Info, vmm.RootSerial) {
 		return refuse("its snapshot has no writable root")
 	}
 	path := filepath.Join(n.making.state.DiskDir, vmm.DiskFile(vmm.RootSerial))
@@ -84,10 +84,10 @@ func (n *creation) coldRoot(ctx context.Context) (err error) {
 	return nil
 }
 
-func writable(s *snapshot.Snapshot, serial string) bool {
+func writable(s *snapshot.Info, serial string) bool {
 	for _, d := range s.Disks {
 		if d.Serial == serial {
-			return !d.ReadOnly
+			return !d.ReadOnly && !d.Placeholder
 		}
 	}
 	return false

@@ -26,12 +26,12 @@ import (
 //
 // It comes before or after what else changes the pod. Whoever can't wait for it has it called off.
 func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (*snapshot.Info, error) {
-	return p.save(ctx, name, purpose, nil)
+	return p.save(ctx, name, purpose, false, nil)
 }
 
 // save is Save. With settle the machine ends with the moment that is saved, when settle, which is called once the snapshot
-// is there, has succeeded.
-func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, settle func(*snapshot.Info) error) (info *snapshot.Info, err error) {
+// is there, has succeeded; with disksOnly its memory is lost then.
+func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, disksOnly bool, settle func(*snapshot.Info) error) (info *snapshot.Info, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(p.ctx, func() { cancel(errShuttingDown) })()
@@ -65,7 +65,7 @@ func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, sett
 		info, err = q.vm.made.store().Save(ctx, name, q.vm.machine, q, q.note)
 		return info, q.vm.explain(err)
 	}
-	if info, err = q.vm.made.store().SaveLast(ctx, name, q.vm.machine, q, q.note, settle); err != nil {
+	if info, err = q.vm.made.store().SaveLast(ctx, name, q.vm.machine, q, disksOnly, q.note, settle); err != nil {
 		return nil, q.vm.explain(err)
 	}
 	defer q.over()

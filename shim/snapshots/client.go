@@ -67,8 +67,8 @@ func (c *Client) Save(ctx context.Context, name string, purpose saved.Purpose) (
 }
 
 // Pause saves a container to disk and ends it; see pod.PauseToDisk.
-func (c *Client) Pause(ctx context.Context, id string) error {
-	if _, err := c.api.Pause(ctx, &api.PauseRequest{Container: id}); err != nil {
+func (c *Client) Pause(ctx context.Context, id string, cold bool) error {
+	if _, err := c.api.Pause(ctx, &api.PauseRequest{Container: id, Cold: cold}); err != nil {
 		return errgrpc.ToNative(err)
 	}
 	return nil

@@ -53,7 +53,7 @@ func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveRespon
 // Pause implements the API.
 func (s *Service) Pause(ctx context.Context, r *api.PauseRequest) (*api.PauseResponse, error) {
 	began := time.Now()
-	if err := s.pod.PauseToDisk(ctx, r.Container); err != nil {
+	if err := s.pod.PauseToDisk(ctx, r.Container, r.Cold); err != nil {
 		s.log.Error("pause to disk", "id", r.Container, "error", err)
 		return nil, answer.Error(err)
 	}

@@ -19,13 +19,13 @@ import (
 	"github.com/cubesandbox/cube/vmm"
 )
 
-// pausedToDisk is a container that counts, paused to disk and deleted, and what it goes on from.
-func (h *harness) pausedToDisk() saved.Paused {
+// pausedToDisk is a container that counts, paused to disk and deleted, and what it goes on from. With cold only its disk is kept.
+func (h *harness) pausedToDisk(cold bool) saved.Paused {
 	h.Helper()
 	h.spec("tally")
 	c := h.teller(h.Service, cid, "").begin()
 	c.counts("1")
-	h.must(h.pod.PauseToDisk(h.Context(), cid))
+	h.must(h.pod.PauseToDisk(h.Context(), cid, cold))
 	h.must(second(h.delete("")))
 	cfg, err := config.Load("")
 	h.must(err)
@@ -45,7 +45,7 @@ func (h *harness) resumed() *teller {
 func TestColdStart(t *testing.T) {
 	h := newHarness(t)
 	h.launcher.RootImage = bytes.Repeat([]byte("disk"), 1<<10)
-	paused := h.pausedToDisk()
+	paused := h.pausedToDisk(false)
 	var disk []byte
 	h.launcher.Disks = func(d vmm.Disk) (err error) {
 		if _, err := d.File.WriteAt([]byte("DISK"), 0); err != nil { // it is the container's own
@@ -81,7 +81,7 @@ func TestColdStart(t *testing.T) {
 func TestColdAsSaid(t *testing.T) {
 	h := newHarness(t)
 	h.launcher.RootImage = bytes.Repeat([]byte("disk"), 1<<10)
-	paused := h.pausedToDisk()
+	paused := h.pausedToDisk(false)
 	h.launcher.Disks = func(vmm.Disk) error { return nil }
 	cp, err := paused.Checkpoint()
 	h.must(err)
@@ -99,10 +99,45 @@ func TestColdAsSaid(t *testing.T) {
 	}
 }
 
+// TestColdPause: of a container whose memory isn't wanted only the disk is kept, and it begins anew with that. One that has no
+// disk of its own runs on.
+func TestColdPause(t *testing.T) {
+	h := newHarness(t)
+	h.spec("tally")
+	c := h.teller(h.Service, cid, "").begin()
+	c.counts("1")
+	if err := h.pod.PauseToDisk(t.Context(), cid, true); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a cold pause without a disk: %v", err)
+	}
+	c.counts("2")
+	c.end()
+
+	h = newHarness(t)
+	h.launcher.RootImage = bytes.Repeat([]byte("disk"), 1<<10)
+	paused := h.pausedToDisk(true)
+	cp, err := paused.Checkpoint()
+	h.must(err)
+	if !cp.Cold {
+		t.Error("the checkpoint has it go on with its memory")
+	}
+	cfg, err := config.Load("")
+	h.must(err)
+	for _, name := range []string{vmm.MemoryFile, vmm.StateFile} {
+		if _, err := os.Stat(filepath.Join(cfg.SnapshotDir(), cp.Snapshot, name)); !os.IsNotExist(err) {
+			t.Errorf("%s was saved: %v", name, err)
+		}
+	}
+	r := h.resumed()
+	h.must(r.try(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = string(paused) }))
+	r.begin()
+	r.counts("1")
+	r.end()
+}
+
 // TestNoColdStart: what can't come back even from its disk stays paused, and says why in a line.
 func TestNoColdStart(t *testing.T) {
 	h := newHarness(t)
-	paused := h.pausedToDisk() // its machine has no disk that is kept
+	paused := h.pausedToDisk(false) // its machine has no disk that is kept
 	gone := errdefs.ErrFailedPrecondition.WithMessage("its QEMU is gone")
 	for _, c := range []struct {
 		what, want string

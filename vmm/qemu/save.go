@@ -34,7 +34,7 @@ const (
 // killpoint is where tests kill the machine. It does nothing otherwise.
 var killpoint = func(string, *Machine) {}
 
-// saving is a save under way: everything that can be made before the guest stands still.
+// saving is a save under way: everything that can be made before the guest stands still. Of one of the disks alone, the disks.
 type saving struct {
 	files    undo.Stack
 	private  *memory.Private
@@ -66,7 +66,7 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 	if m.paused.Load() {
 		return nil, errors.New("it is paused: resume it first")
 	}
-	s, err := m.prepare(ctx, r.Dir)
+	s, err := m.prepare(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +80,9 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 	goOn := func() error {
 		err := m.goOn()
 		m.thaw(r.Quiesce)
+		if s.state == nil {
+			return err
+		}
 		return unlessGone(err, m.discard(s.stateSet))
 	}
 	defer func() {
@@ -106,6 +109,9 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 	if r.Still {
 		saved.GoOn = goOn
 	}
+	if s.state == nil {
+		return saved, nil
+	}
 	return saved, writeState(filepath.Join(r.Dir, vmm.StateFile), s.state)
 }
 
@@ -122,48 +128,62 @@ func (m *Machine) cont() error {
 	return m.doWithin(context.Background(), commandTimeout, "have the guest go on", "cont", nil)
 }
 
-// prepare makes all files in dir, and in them what the guest can't change any more.
-func (m *Machine) prepare(ctx context.Context, dir string) (_ *saving, err error) {
+// prepare makes all files, and in them what the guest can't change any more.
+func (m *Machine) prepare(ctx context.Context, r vmm.SaveRequest) (_ *saving, err error) {
 	s := &saving{}
 	defer func() {
 		if err != nil {
 			_ = s.files.Release()
 		}
 	}()
+	if !r.DisksOnly {
+		if err := m.prepareMemory(ctx, s, r.Dir); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.prepareDisks(ctx, s, r.Dir); err != nil {
+		return nil, err
+	}
+	if r.DisksOnly {
+		return s, nil
+	}
+	return s, m.prepareState(ctx, s)
+}
+
+func (m *Machine) prepareMemory(ctx context.Context, s *saving, dir string) (err error) {
 	proc := fmt.Sprintf("/proc/%d", m.id.PID)
 	size := int64(m.shape.MemoryMiB) << 20
 	if s.private, err = memory.OpenPrivate(proc, m.memory, size); err != nil {
-		return nil, err
+		return err
 	}
 	s.files.Push(s.private.Close)
 	if !m.id.Alive() { // looked at after the open: what is open is QEMU's
-		return nil, vmm.ErrGone
+		return vmm.ErrGone
 	}
 	to, err := s.create(dir, vmm.MemoryFile)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if _, err := reflink.Clone(ctx, to, m.base.File); err != nil {
-		return nil, err
+		return err
 	}
-	if s.underlay, err = memory.NewUnderlay(to, size); err != nil {
-		return nil, err
-	}
-	if err := m.prepareDisks(ctx, s, dir); err != nil {
-		return nil, err
-	}
-	// QEMU takes a descriptor to write the state to only if it can do nothing else with it.
+	s.underlay, err = memory.NewUnderlay(to, size)
+	return err
+}
+
+// prepareState gives QEMU a file for the state. It takes a descriptor to write that to only if it can do nothing else with it.
+func (m *Machine) prepareState(ctx context.Context, s *saving) (err error) {
 	if s.state, err = memory.Scratch(0); err != nil {
-		return nil, err
+		return err
 	}
 	s.files.Push(s.state.Close)
 	w, err := os.OpenFile(procFD(int(s.state.Fd())), os.O_WRONLY, 0)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer w.Close()
 	s.stateSet = m.newSet()
-	return s, m.doWithin(ctx, commandTimeout, "hand over the state's file", "add-fd", map[string]any{"fdset-id": s.stateSet}, w)
+	return m.doWithin(ctx, commandTimeout, "hand over the state's file", "add-fd", map[string]any{"fdset-id": s.stateSet}, w)
 }
 
 func (m *Machine) prepareDisks(ctx context.Context, s *saving, dir string) error {
@@ -254,7 +274,13 @@ func (m *Machine) capture(ctx context.Context, s *saving, still bool) (w memory.
 	}
 	killpoint("stopped", m)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return m.saveState(ctx, s.stateSet) })
+	if s.state != nil {
+		g.Go(func() error { return m.saveState(ctx, s.stateSet) })
+		g.Go(func() (err error) {
+			w, err = s.private.Overlay(ctx, s.underlay)
+			return err
+		})
+	}
 	g.Go(func() error {
 		for _, d := range s.disks {
 			if d.from == nil || d.ReadOnly {
@@ -265,10 +291,6 @@ func (m *Machine) capture(ctx context.Context, s *saving, still bool) (w memory.
 			}
 		}
 		return nil
-	})
-	g.Go(func() (err error) {
-		w, err = s.private.Overlay(ctx, s.underlay)
-		return err
 	})
 	err = g.Wait()
 	return w, 0, err // the defer knows how long it was

@@ -15,6 +15,9 @@ const tscTolerance = 250
 
 // Compatible says what keeps the machine from being restored with what the host has. Platform.Guest doesn't matter.
 func (i *Info) Compatible(host vmm.Platform) error {
+	if i.DisksOnly() {
+		return errDisksOnly
+	}
 	for _, d := range []struct {
 		what        string
 		saved, have any
@@ -33,6 +36,8 @@ func (i *Info) Compatible(host vmm.Platform) error {
 	}
 	return nil
 }
+
+var errDisksOnly = incompatible("only its disks were saved")
 
 func incompatible(format string, args ...any) error {
 	return errdefs.ErrFailedPrecondition.WithMessage("the snapshot can't be restored on this host: " + fmt.Sprintf(format, args...))

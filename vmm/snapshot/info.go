@@ -22,8 +22,9 @@ import (
 )
 
 const (
-	// formatVersion changes with what a snapshot's directory holds.
+	// formatVersion changes with what a snapshot's directory holds; formatDisks is that of one without memory.
 	formatVersion = 1
+	formatDisks   = 2
 	// infoFile describes the snapshot.
 	infoFile = "snapshot.json"
 	// maxInfo bounds what is read of it. It has 54 bytes for each MiB of a file that isn't zero.
@@ -49,7 +50,8 @@ type Info struct {
 	Platform vmm.Platform `json:"platform"`
 	Shape    vmm.Shape    `json:"shape"`
 	// Frozen says that the work in the guest is at rest.
-	Frozen bool   `json:"frozen"`
+	Frozen bool `json:"frozen"`
+	// State and Memory have no file in a snapshot of disks alone: see DisksOnly.
 	State  File   `json:"state"`
 	Memory File   `json:"memory"`
 	Disks  []Disk `json:"disks"`
@@ -58,6 +60,9 @@ type Info struct {
 	// Damage says why the snapshot can't be read. Only List sets it.
 	Damage string `json:"-"`
 }
+
+// DisksOnly tells that nothing but the disks was saved: no machine goes on from it.
+func (i *Info) DisksOnly() bool { return i.Format == formatDisks }
 
 // File is a file of the snapshot.
 type File struct {
@@ -105,10 +110,12 @@ func (i *Info) describe(dir string, saved *vmm.Saved, parent disks) (map[string]
 			return errors.Join(err, f.Sync())
 		})
 	}
-	complete(vmm.StateFile, &i.State, memory.Digest)
-	complete(vmm.MemoryFile, &i.Memory, func(f *os.File, size int64) (memory.Digests, error) {
-		return saved.Inherited.Update(f, size, saved.Memory.Chunks)
-	})
+	if !i.DisksOnly() {
+		complete(vmm.StateFile, &i.State, memory.Digest)
+		complete(vmm.MemoryFile, &i.Memory, func(f *os.File, size int64) (memory.Digests, error) {
+			return saved.Inherited.Update(f, size, saved.Memory.Chunks)
+		})
+	}
 	for n, d := range saved.Disks {
 		i.Disks[n].SavedDisk = d
 		if !d.Placeholder {
@@ -172,8 +179,8 @@ func readInfo(dir *os.Root, id string) (*Info, error) {
 	if err := json.Unmarshal(s.Snapshot, &format); err != nil {
 		return nil, damaged("%s: %v", infoFile, err)
 	}
-	if format.Format != formatVersion {
-		return nil, incompatible("it has format %d, this cube reads %d", format.Format, formatVersion)
+	if format.Format != formatVersion && format.Format != formatDisks {
+		return nil, incompatible("it has format %d, this cube reads %d and %d", format.Format, formatVersion, formatDisks)
 	}
 	i := &Info{}
 	d := json.NewDecoder(bytes.NewReader(s.Snapshot))
@@ -191,16 +198,24 @@ func (i *Info) valid(id string) error {
 		return damaged("it is snapshot %q", i.ID)
 	case i.Shape.VCPUs < 1 || i.Shape.MemoryMiB < 1:
 		return damaged("it has %s", i.Shape)
+	case i.DisksOnly() && (i.Memory.Size != 0 || i.State.Size != 0):
+		return damaged("it has memory, but is of disks alone")
+	case i.DisksOnly():
 	case i.Memory.Size != int64(i.Shape.MemoryMiB)<<20:
 		return damaged("its memory has %d bytes for %s", i.Memory.Size, i.Shape)
 	case i.State.Size < 1 || i.State.Size > maxState:
 		return damaged("its state has %d bytes", i.State.Size)
+	}
+	switch {
 	case len(i.Note) > maxNote:
 		return damaged("its owner's note has %d bytes", len(i.Note))
 	case !plainName(i.Platform.QEMU) || !plainName(i.Platform.Guest):
 		return damaged("it names the artefacts %q and %q", i.Platform.QEMU, i.Platform.Guest)
 	}
-	files := []File{i.State, i.Memory}
+	var files []File
+	if !i.DisksOnly() {
+		files = append(files, i.State, i.Memory)
+	}
 	serials, luns := map[string]bool{}, map[int]bool{}
 	for _, d := range i.Disks {
 		switch {

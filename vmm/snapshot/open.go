@@ -23,7 +23,7 @@ var ErrDamaged = errdefs.ErrDataLoss.WithMessage("the snapshot is damaged and ca
 // Snapshot is an open one. Its files stay what they are whatever becomes of the directory.
 type Snapshot struct {
 	Info
-	// State is at its start.
+	// State is at its start. It is nil in a snapshot of disks alone, and so is Memory.
 	State *os.File
 	// Memory is the guest's, for clones of it. To run a guest from it, Hold it.
 	Memory *os.File
@@ -84,17 +84,19 @@ func (o *Snapshot) open(dir *os.Root, id string) error {
 		}
 		return f, err
 	}
-	if o.State, err = open(vmm.StateFile, o.Info.State.Size); err != nil {
-		return err
-	}
-	if err := o.Info.State.check(vmm.StateFile, o.State); err != nil {
-		return err
-	}
-	if _, err := o.State.Seek(0, io.SeekStart); err != nil { // QEMU reads from where it is
-		return err
-	}
-	if o.Memory, err = open(vmm.MemoryFile, o.Info.Memory.Size); err != nil {
-		return err
+	if !o.DisksOnly() {
+		if o.State, err = open(vmm.StateFile, o.Info.State.Size); err != nil {
+			return err
+		}
+		if err := o.Info.State.check(vmm.StateFile, o.State); err != nil {
+			return err
+		}
+		if _, err := o.State.Seek(0, io.SeekStart); err != nil { // QEMU reads from where it is
+			return err
+		}
+		if o.Memory, err = open(vmm.MemoryFile, o.Info.Memory.Size); err != nil {
+			return err
+		}
 	}
 	for _, d := range o.Disks {
 		if d.Placeholder {
@@ -144,8 +146,11 @@ func asDamage(name string, err error) error {
 }
 
 // Hold returns the memory as a file that nobody can change, the same for all on the host who hold it. It is checked once
-// per boot of the host.
+// per boot of the host. A snapshot of disks alone has none: errdefs.ErrFailedPrecondition.
 func (o *Snapshot) Hold(ctx context.Context) (*memory.Held, error) {
+	if o.DisksOnly() {
+		return nil, errDisksOnly
+	}
 	key := fmt.Sprintf("%s@%s", o.ID, o.Info.Memory.Digests.String()[:16])
 	held, err := o.store.pool.Hold(ctx, key, o.Info.Memory.Size, func() (*os.File, error) {
 		began := time.Now()

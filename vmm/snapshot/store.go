@@ -63,9 +63,9 @@ func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesc
 
 // SaveLast is Save for a machine whose life ends with it: nothing happens in it after the moment that is saved. settle is
 // called when the snapshot is there. If that fails, or anything before, the machine goes on and there is no snapshot;
-// otherwise it stands still, and is only to be stopped.
-func (s *Store) SaveLast(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, note Note, settle func(*Info) error) (*Info, error) {
-	return s.save(ctx, id, m, vmm.SaveRequest{Quiesce: q, Still: true}, note, settle)
+// otherwise it stands still, and is only to be stopped. disksOnly leaves its memory out.
+func (s *Store) SaveLast(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, disksOnly bool, note Note, settle func(*Info) error) (*Info, error) {
+	return s.save(ctx, id, m, vmm.SaveRequest{Quiesce: q, DisksOnly: disksOnly, Still: true}, note, settle)
 }
 
 func (s *Store) save(ctx context.Context, id string, m vmm.Machine, r vmm.SaveRequest, note Note, settle func(*Info) error) (_ *Info, err error) {
@@ -100,7 +100,11 @@ func (s *Store) save(ctx context.Context, id string, m vmm.Machine, r vmm.SaveRe
 		u.Push(saved.GoOn)
 	}
 	killpoint("saved")
-	info := &Info{Format: formatVersion, ID: id, Created: time.Now().UTC(), Parent: saved.Parent,
+	format := formatVersion
+	if r.DisksOnly {
+		format = formatDisks
+	}
+	info := &Info{Format: format, ID: id, Created: time.Now().UTC(), Parent: saved.Parent,
 		Platform: saved.Platform, Shape: saved.Shape, Frozen: saved.Frozen}
 	if note != nil {
 		if info.Note, err = note(); err != nil {

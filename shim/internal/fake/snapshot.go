@@ -73,11 +73,13 @@ func (m *Machine) Save(ctx context.Context, r vmm.SaveRequest) (_ *vmm.Saved, er
 	n := len(l.saved)
 	l.saved = append(l.saved, m.sleeper(frozen))
 	l.mu.Unlock()
-	memory := filepath.Join(r.Dir, vmm.MemoryFile)
-	err = errors.Join(
-		os.WriteFile(filepath.Join(r.Dir, vmm.StateFile), []byte(strconv.Itoa(n)), 0o600),
-		os.WriteFile(memory, nil, 0o600),
-		os.Truncate(memory, int64(m.Shape().MemoryMiB)<<20))
+	if !r.DisksOnly {
+		memory := filepath.Join(r.Dir, vmm.MemoryFile)
+		err = errors.Join(
+			os.WriteFile(filepath.Join(r.Dir, vmm.StateFile), []byte(strconv.Itoa(n)), 0o600),
+			os.WriteFile(memory, nil, 0o600),
+			os.Truncate(memory, int64(m.Shape().MemoryMiB)<<20))
+	}
 	root := vmm.SavedDisk{Serial: vmm.RootSerial, Placeholder: l.RootImage == nil}
 	if !root.Placeholder {
 		err = errors.Join(err, os.WriteFile(filepath.Join(r.Dir, vmm.DiskFile(root.Serial)), l.RootImage, 0o600))
