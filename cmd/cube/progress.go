@@ -6,8 +6,11 @@ import (
 	"time"
 )
 
-// patience is how long a step may take before something is said of it, and again each time.
-const patience = 5 * time.Second
+// patience is how long a step may take before something is said of it, and interval how long until something is said again.
+const (
+	patience = 5 * time.Second
+	interval = 15 * time.Second
+)
 
 // reporter says what takes long.
 func reporter(say func(string)) func(what string) (done func()) {
@@ -16,12 +19,13 @@ func reporter(say func(string)) func(what string) (done func()) {
 		end, ended := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(ended)
-			t := time.NewTicker(patience)
+			t := time.NewTimer(patience)
 			defer t.Stop()
 			for {
 				select {
 				case <-t.C:
 					say(fmt.Sprintf("%s: %.0f s", what, time.Since(started).Seconds()))
+					t.Reset(interval)
 				case <-end:
 					return
 				}

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/urfave/cli/v2"
 
@@ -54,7 +55,9 @@ func templateBuild(c *cli.Context) error {
 	if port := c.Int("hook-port"); port != 0 {
 		r.Hook = &db.Hook{Port: port, Path: c.String("hook-path")}
 	}
+	done := reporter(sayTo(os.Stderr))("making template " + r.Name)
 	res, err := api.NewClient(at(c).cfg).Template(c.Context, r)
+	done()
 	if err != nil {
 		return err
 	}

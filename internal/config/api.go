@@ -15,12 +15,20 @@ type API struct {
 	MaxTimeout Duration `toml:"max_timeout"`
 	// MaxSandboxes is how many sandboxes of one team may run at once; 0 = any number.
 	MaxSandboxes int `toml:"max_sandboxes"`
+	// MetricsFrom are the clients that may read GET /metrics, by address.
+	MetricsFrom []netip.Prefix `toml:"metrics_from"`
+	// MetricsInterval is how often sandboxes are asked what they use; 0 = when somebody wants to know.
+	MetricsInterval Duration `toml:"metrics_interval"`
 	// Traces is where traces are sent by OTLP over HTTP, for example "http://127.0.0.1:4318"; "" = nowhere.
 	Traces string `toml:"traces"`
 }
 
 func defaultAPI() API {
-	return API{Listen: netip.MustParseAddrPort("127.0.0.1:3000")}
+	return API{
+		Listen:          netip.MustParseAddrPort("127.0.0.1:3000"),
+		MetricsFrom:     []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
+		MetricsInterval: Duration(5 * time.Second),
+	}
 }
 
 func (a *API) validate() error {
@@ -32,6 +40,8 @@ func (a *API) validate() error {
 		return fmt.Errorf("api.max_timeout = %q must be 0 or at least a second", time.Duration(a.MaxTimeout))
 	case a.MaxSandboxes < 0:
 		return fmt.Errorf("api.max_sandboxes = %d must be 0 or more", a.MaxSandboxes)
+	case a.MetricsInterval != 0 && time.Duration(a.MetricsInterval) < time.Second:
+		return fmt.Errorf("api.metrics_interval = %q must be 0 or at least a second", time.Duration(a.MetricsInterval))
 	case a.Traces != "" && (err != nil || traces.Scheme != "http" && traces.Scheme != "https" || traces.Host == ""):
 		return fmt.Errorf("api.traces = %q must be an http or https URL, for example http://127.0.0.1:4318", a.Traces)
 	}

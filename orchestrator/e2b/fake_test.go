@@ -421,7 +421,7 @@ func newTestServer(t testing.TB, change func(*Options)) (*Server, *fakeEngine) {
 			return health.Report{Dependencies: []health.Dependency{{Name: "containerd", State: health.Starting, Reason: "it doesn't answer"}}}
 		},
 		Awaited: func() string { return "containerd" },
-		Metrics: prometheus.NewRegistry(),
+		Metrics: prometheus.NewRegistry(), MetricsFrom: loopback,
 		Log:     slog.New(slog.DiscardHandler),
 		Timeout: func(d time.Duration) time.Duration { return d },
 	}

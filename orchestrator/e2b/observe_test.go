@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -68,6 +69,8 @@ func TestLog(t *testing.T) {
 	}
 }
 
+var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+
 // TestMetrics: requests are counted by route, not by what clients make up, and nobody from elsewhere is told.
 func TestMetrics(t *testing.T) {
 	s, _ := newTestServer(t, nil)
@@ -92,8 +95,8 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s isn't in\n%s", want, w.Body)
 		}
 	}
-	refused(t, get("192.0.2.1:1234"), 403, "this machine only")
-	refused(t, get("127.0.0.1:1234", "X-Forwarded-For", "192.0.2.1"), 403, "this machine only")
+	refused(t, get("192.0.2.1:1234"), 403, "api.metrics_from")
+	refused(t, get("127.0.0.1:1234", "X-Forwarded-For", "192.0.2.1"), 403, "api.metrics_from")
 	if w := get("[::1]:1234"); w.Code != 200 {
 		t.Errorf("%d", w.Code)
 	}
@@ -124,7 +127,7 @@ func TestReady(t *testing.T) {
 func TestBeforeOpen(t *testing.T) {
 	missing := "containerd"
 	o := Options{Awaited: func() string { return missing }, Ready: func(context.Context) health.Report { return health.Report{} },
-		Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler), Timeout: func(d time.Duration) time.Duration { return d }}
+		Metrics: prometheus.NewRegistry(), MetricsFrom: loopback, Log: slog.New(slog.DiscardHandler), Timeout: func(d time.Duration) time.Duration { return d }}
 	s, engine := New(o), newFakeEngine()
 	h := s.Handler()
 	for _, missing = range []string{"containerd", "network"} {

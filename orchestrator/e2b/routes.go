@@ -2,10 +2,12 @@ package e2b
 
 import (
 	"io"
-	"net"
+	"log/slog"
 	"net/http"
 	"net/netip"
+	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
@@ -109,7 +111,14 @@ var unsupported = map[string]string{
 
 // public are what anybody may ask.
 func (s *Server) public() map[string]http.Handler {
-	served := promhttp.HandlerFor(s.options.Metrics, promhttp.HandlerOpts{})
+	all := prometheus.Gatherers{s.options.Metrics}
+	if more := s.options.MoreMetrics; more != nil {
+		all = append(all, more)
+	}
+	served := promhttp.HandlerFor(all, promhttp.HandlerOpts{
+		// What can be told is, whatever can't.
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+	})
 	return map[string]http.Handler{
 		routeHealth: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -126,8 +135,8 @@ func (s *Server) public() map[string]http.Handler {
 		}),
 		// Ids of sandboxes are in them, which let anybody in who knows them.
 		routeMetrics: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if !local(r) {
-				s.refuse(w.(*exchange), r, fail(http.StatusForbidden, "metrics are for this machine only: ask for them at 127.0.0.1"))
+			if !s.mayScrape(r) {
+				s.refuse(w.(*exchange), r, fail(http.StatusForbidden, "metrics aren't for this address: ask for them at 127.0.0.1, or see api.metrics_from of the configuration"))
 				return
 			}
 			served.ServeHTTP(w, r)
@@ -135,11 +144,14 @@ func (s *Server) public() map[string]http.Handler {
 	}
 }
 
-// local tells whether a request comes from this machine, and not by way of a proxy on it.
-func local(r *http.Request) bool {
-	host, _, _ := net.SplitHostPort(r.RemoteAddr)
-	addr, err := netip.ParseAddr(host)
-	return err == nil && addr.Unmap().IsLoopback() && r.Header.Get("X-Forwarded-For") == "" && r.Header.Get("Forwarded") == ""
+// mayScrape tells whether a request comes from where metrics may be read, and not by way of a proxy there.
+func (s *Server) mayScrape(r *http.Request) bool {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil || r.Header.Get("X-Forwarded-For") != "" || r.Header.Get("Forwarded") != "" {
+		return false
+	}
+	addr := from.Addr().Unmap().WithZone("")
+	return slices.ContainsFunc(s.options.MetricsFrom, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // teamBody is a team, with the key that it was asked for with: others can't be had.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,9 +38,11 @@ type Options struct {
 	Ready func(context.Context) health.Report
 	// Awaited names the dependency that a server waits for which isn't open yet.
 	Awaited func() string
-	// Metrics get the API's, and are served by it.
-	Metrics *prometheus.Registry
-	Log     *slog.Logger
+	// Metrics get the API's, and are served by it, and so are MoreMetrics, if there are any, to clients of the addresses MetricsFrom.
+	Metrics     *prometheus.Registry
+	MoreMetrics prometheus.Gatherer
+	MetricsFrom []netip.Prefix
+	Log         *slog.Logger
 	// Timeout scales a deadline for this host.
 	Timeout func(time.Duration) time.Duration
 }

@@ -93,6 +93,8 @@ func (*machines) Forget(context.Context, string) error                          
 func (*machines) SetNetwork(context.Context, string, lifecycle.Egress) error       { return nil }
 func (*machines) Traffic(context.Context, string) (t lifecycle.Traffic, err error) { return t, nil }
 
+func (*machines) Use(context.Context) (map[string]lifecycle.HostUse, error) { return nil, nil }
+
 func (*machines) FollowLog(context.Context, string, int, <-chan struct{}, func(lifecycle.LogEntry) error) error {
 	return nil
 }
@@ -153,7 +155,7 @@ func newWhole(t *testing.T) *whole {
 	w.stop = sync.OnceFunc(e.Close)
 	t.Cleanup(w.stop)
 	s := New(Options{
-		Domain: "sandbox.localhost:3002", MaxTimeout: 24 * time.Hour, Metrics: prometheus.NewRegistry(), Log: log,
+		Domain: "sandbox.localhost:3002", MaxTimeout: 24 * time.Hour, Metrics: prometheus.NewRegistry(), MetricsFrom: loopback, Log: log,
 		Ready:   func(context.Context) health.Report { return health.Report{Ready: true} },
 		Timeout: func(d time.Duration) time.Duration { return d },
 	})

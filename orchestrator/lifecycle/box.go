@@ -27,6 +27,7 @@ type box struct {
 	calm    time.Time     // until then, no deadline acts: the pause that it leads to has failed
 	ended   bool          // its machine was heard to end since its job began
 	metrics []Metric      // oldest first
+	silent  time.Time     // until then, it isn't asked what it uses by itself: it hasn't answered
 }
 
 func newBox(r *row) *box {

@@ -2,96 +2,117 @@ package lifecycle
 
 import (
 	"context"
-	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Traffic is what was counted of a machine's network since it was last made or resumed.
 type Traffic struct {
-	TXBytes, RXBytes uint64 // from and to the machine
+	TX, RX Count // from and to the machine
 	// Dropped are packets, by why.
 	Dropped map[string]uint64
 }
 
+// Count is of packets.
+type Count struct{ Packets, Bytes uint64 }
+
+// HostUse is what a machine takes of the host, whatever its guest says.
+type HostUse struct {
+	CPU time.Duration // since it was last made or resumed
+	// Memory is what is resident, in bytes, what it shares with others included.
+	Memory uint64
+}
+
 var (
 	descSandboxes = prometheus.NewDesc("cube_sandboxes", "Sandboxes, by state.", []string{"state"}, nil)
+	descHostCPU   = desc("host_cpu_seconds_total", "CPU time of the host that the sandbox's machine has taken since it was made or resumed last.")
+	descHostMem   = desc("host_memory_bytes", "Memory of the host that the sandbox's machine has, what it shares with others included.")
 	descCPUs      = desc("cpus", "CPUs of the sandbox.")
-	descCPU       = desc("cpu_used_percent", "CPU that the sandbox uses, in percent of all that it has.")
-	descMem       = desc("memory_used_bytes", "Memory that the sandbox uses.")
+	descCPU       = desc("cpu_used_percent", "CPU that the sandbox uses, in percent of all that it has, as it says.")
+	descMem       = desc("memory_used_bytes", "Memory that the sandbox uses, as it says.")
+	descMemCache  = desc("memory_cache_bytes", "Memory of the sandbox that caches files, as it says.")
 	descMemTotal  = desc("memory_total_bytes", "Memory of the sandbox.")
-	descDisk      = desc("disk_used_bytes", "What is used of the sandbox's disk.")
+	descDisk      = desc("disk_used_bytes", "What is used of the sandbox's disk, as it says.")
 	descDiskTotal = desc("disk_total_bytes", "Size of the sandbox's disk.")
 	descTX        = desc("network_transmit_bytes_total", "Bytes from the sandbox, since it was made or resumed last.")
 	descRX        = desc("network_receive_bytes_total", "Bytes to the sandbox, since it was made or resumed last.")
+	descTXPackets = desc("network_transmit_packets_total", "Packets from the sandbox, since it was made or resumed last.")
+	descRXPackets = desc("network_receive_packets_total", "Packets to the sandbox, since it was made or resumed last.")
 	descDropped   = desc("network_dropped_packets_total", "Packets of the sandbox's that were dropped.", "reason")
 )
 
 func desc(name, help string, more ...string) *prometheus.Desc {
-	return prometheus.NewDesc("cube_sandbox_"+name, help, append([]string{"sandbox", "team"}, more...), nil)
+	return prometheus.NewDesc("cube_sandbox_"+name, help, append([]string{"sandbox", "team", "template"}, more...), nil)
 }
-
-// collectParallel is how many sandboxes are asked at once what they use.
-const collectParallel = 8
 
 var _ prometheus.Collector = (*Engine)(nil)
 
 // Describe tells nothing: which metrics there are depends on which sandboxes there are.
 func (e *Engine) Describe(chan<- *prometheus.Desc) {}
 
-// Collect tells how many sandboxes there are, how long what was done to them has taken, and what those that run use.
+// Collect tells how many sandboxes there are, how long what was done to them has taken, and what those that run use. Where they are
+// asked regularly none is asked for it.
 func (e *Engine) Collect(to chan<- prometheus.Metric) {
 	e.stages.Collect(to)
 	count := map[State]int{}
 	for s := range table {
 		count[s] = 0
 	}
-	var running []*box
 	e.mu.Lock()
 	for _, b := range e.boxes {
 		if r := b.row.Load(); r != nil {
 			count[r.State]++
-			if r.State == Running {
-				running = append(running, b)
-			}
 		}
 	}
 	e.mu.Unlock()
 	for s, n := range count {
 		to <- prometheus.MustNewConstMetric(descSandboxes, prometheus.GaugeValue, float64(n), string(s))
 	}
-	turn := make(chan struct{}, collectParallel)
-	var all sync.WaitGroup
-	for _, b := range running {
-		all.Go(func() {
-			turn <- struct{}{}
-			defer func() { <-turn }()
-			e.collect(to, b)
-		})
+	ctx, cancel := context.WithTimeout(e.life, e.Timeout(collectTimeout))
+	defer cancel()
+	use, err := e.machines.Use(ctx)
+	if err != nil {
+		e.Log.Warn("what machines take of the host can't all be told", "error", err)
 	}
-	all.Wait()
+	e.each(e.running(), func(b *box) { e.collect(ctx, to, b, use) })
 }
 
-// collect asks one sandbox. What it doesn't tell is left out.
-func (e *Engine) collect(to chan<- prometheus.Metric, b *box) {
+// collectTimeout bounds all of it: Prometheus's own is 10 s.
+const collectTimeout = 8 * time.Second
+
+// staleAfter is how old the latest measurement may be to be told.
+const staleAfter = time.Minute
+
+// collect tells of one sandbox. What isn't known is left out.
+func (e *Engine) collect(ctx context.Context, to chan<- prometheus.Metric, b *box, use map[string]HostUse) {
 	r := b.row.Load()
 	if r == nil || r.State != Running {
 		return
 	}
-	ctx, cancel := context.WithTimeout(e.life, e.Timeout(measureTimeout))
-	defer cancel()
 	tell := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, more ...string) {
-		to <- prometheus.MustNewConstMetric(d, kind, v, append([]string{r.ID, r.Team}, more...)...)
+		to <- prometheus.MustNewConstMetric(d, kind, v, append([]string{r.ID, r.Team, r.TemplateID}, more...)...)
 	}
-	if m, err := e.measure(ctx, b, r); err == nil {
-		for d, v := range map[*prometheus.Desc]float64{descCPUs: float64(m.CPUs), descCPU: m.CPUUsedPercent, descMem: float64(m.MemUsed),
+	if u, ok := use[r.ID]; ok {
+		tell(descHostCPU, prometheus.CounterValue, u.CPU.Seconds())
+		tell(descHostMem, prometheus.GaugeValue, float64(u.Memory))
+	}
+	m, ok := b.fresh(staleAfter)
+	if e.SampleEvery == 0 {
+		var err error
+		m, err = e.measure(ctx, b, r)
+		ok = err == nil
+	}
+	if ok {
+		for d, v := range map[*prometheus.Desc]float64{descCPUs: float64(m.CPUs), descCPU: m.CPUUsedPercent, descMem: float64(m.MemUsed), descMemCache: float64(m.MemCached),
 			descMemTotal: float64(m.MemTotal), descDisk: float64(m.DiskUsed), descDiskTotal: float64(m.DiskTotal)} {
 			tell(d, prometheus.GaugeValue, v)
 		}
 	}
 	if t, err := e.machines.Traffic(ctx, r.ID); err == nil {
-		tell(descTX, prometheus.CounterValue, float64(t.TXBytes))
-		tell(descRX, prometheus.CounterValue, float64(t.RXBytes))
+		for d, v := range map[*prometheus.Desc]uint64{descTX: t.TX.Bytes, descRX: t.RX.Bytes, descTXPackets: t.TX.Packets, descRXPackets: t.RX.Packets} {
+			tell(d, prometheus.CounterValue, float64(v))
+		}
 		for why, n := range t.Dropped {
 			tell(descDropped, prometheus.CounterValue, float64(n), why)
 		}

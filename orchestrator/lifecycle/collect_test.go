@@ -1,6 +1,8 @@
 package lifecycle
 
 import (
+	"context"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -8,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -35,8 +38,9 @@ func TestCollect(t *testing.T) {
 			}
 		}
 		for name, want := range map[string]float64{
-			"sandboxes running": 1, "sandboxes paused": 1, "sandboxes killing": 0, "sandbox_cpus " + sb.ID + " default": 2,
-			"sandbox_network_transmit_bytes_total " + sb.ID + " default": 1, "sandbox_network_dropped_packets_total policy " + sb.ID + " default": 3,
+			"sandboxes running": 1, "sandboxes paused": 1, "sandboxes killing": 0, "sandbox_cpus " + sb.ID + " default tbase": 2,
+			"sandbox_network_transmit_bytes_total " + sb.ID + " default tbase": 1, "sandbox_network_receive_packets_total " + sb.ID + " default tbase": 5,
+			"sandbox_network_dropped_packets_total policy " + sb.ID + " default tbase": 3, "sandbox_host_cpu_seconds_total " + sb.ID + " default tbase": 6,
 			"sandbox_stage_seconds ok create": 2, "sandbox_stage_seconds ok admit": 2, "sandbox_stage_seconds ok machine": 2, "sandbox_stage_seconds ok envd": 2,
 			"sandbox_stage_seconds ok hook": 2, "sandbox_stage_seconds ok start": 2, "sandbox_stage_seconds ok pause": 1,
 		} {
@@ -64,10 +68,10 @@ func TestMetrics(t *testing.T) {
 			must(t, err)
 			all, err := s.Metrics(ctx, team, sb.ID, time.Time{}, time.Time{})
 			must(t, err)
-			if n := len(all); n > maxMetrics || n > 1 && all[n-1].At.Sub(all[n-2].At) < sampleEvery {
+			if n := len(all); n > maxMetrics || n > 1 && all[n-1].At.Sub(all[n-2].At) < freshFor {
 				t.Fatalf("%d metrics, the last %v", n, all[max(0, n-2):])
 			}
-			pass(sampleEvery)
+			pass(freshFor)
 		}
 		last, err := s.Metrics(ctx, team, sb.ID, time.Now().Add(-20*time.Second), time.Now().Add(-10*time.Second))
 		must(t, err)
@@ -80,6 +84,56 @@ func TestMetrics(t *testing.T) {
 		}
 		if _, err := s.Metrics(ctx, "blue", sb.ID, time.Time{}, time.Time{}); !errdefs.IsNotFound(err) {
 			t.Errorf("another team's: %v", err)
+		}
+	})
+}
+
+// TestSamples: what sandboxes use is known of the past, too, though nobody has asked; none is asked for those who scrape, and not again
+// and again if it doesn't answer.
+func TestSamples(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{SampleEvery: 10 * time.Second})
+		defer s.stop()
+		sb, paused := s.create(nil), s.create(nil)
+		must(t, s.Pause(t.Context(), team, paused.ID, true))
+		pass(61 * time.Second)
+		all, err := s.Metrics(t.Context(), team, sb.ID, time.Time{}, time.Time{})
+		must(t, err)
+		if len(all) != 6 {
+			t.Errorf("%d measurements in a minute", len(all))
+		}
+		if none, err := s.Metrics(t.Context(), team, paused.ID, time.Time{}, time.Time{}); err != nil || len(none) > 0 {
+			t.Errorf("a paused one: %v, %v", none, err)
+		}
+		asked := func() (n int) {
+			s.host.mu.Lock()
+			defer s.host.mu.Unlock()
+			for _, call := range s.host.calls {
+				if strings.HasPrefix(call, "metrics ") {
+					n++
+				}
+			}
+			return n
+		}
+		before := asked()
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(s.Engine)
+		families, err := registry.Gather()
+		must(t, err)
+		told := slices.ContainsFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "cube_sandbox_memory_used_bytes" })
+		if n := asked() - before; n != 0 || !told {
+			t.Errorf("sandboxes were asked %d times for a scrape that tells what they use: %v", n, told)
+		}
+		s.host.luck(func(_ context.Context, call, _ string, _ bool) error {
+			if call == "metrics" {
+				return errFake
+			}
+			return nil
+		})
+		before = asked()
+		pass(time.Minute)
+		if n := asked() - before; n > 2 {
+			t.Errorf("one that doesn't answer was asked %d times in a minute", n)
 		}
 	})
 }

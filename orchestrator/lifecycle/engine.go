@@ -36,6 +36,8 @@ type Options struct {
 	Starts int
 	// Since is when the host, or Cube on it, was started: no machine of before runs any more.
 	Since time.Time
+	// SampleEvery is how often sandboxes that run are asked what they use; 0 asks them when somebody wants to know.
+	SampleEvery time.Duration
 	// Memory tells how much memory the host has left, in bytes; nil asks the kernel.
 	Memory func() (int64, error)
 }

@@ -228,7 +228,19 @@ func (h *host) Watch(ctx context.Context, ready func(), ended func(string)) erro
 }
 
 func (h *host) Traffic(context.Context, string) (Traffic, error) {
-	return Traffic{TXBytes: 1, RXBytes: 2, Dropped: map[string]uint64{"policy": 3}}, nil
+	return Traffic{TX: Count{4, 1}, RX: Count{5, 2}, Dropped: map[string]uint64{"policy": 3}}, nil
+}
+
+func (h *host) Use(context.Context) (map[string]HostUse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := map[string]HostUse{}
+	for id, m := range h.machines {
+		if m.state == Runs {
+			all[id] = HostUse{CPU: 6 * time.Second, Memory: 7}
+		}
+	}
+	return all, nil
 }
 
 func (h *host) Log(context.Context, string, LogQuery) ([]LogEntry, error) { return nil, nil }

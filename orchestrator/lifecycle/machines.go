@@ -37,6 +37,8 @@ type Machines interface {
 	Watch(ctx context.Context, ready func(), ended func(id string)) error
 	// Traffic tells what a running machine has sent and received.
 	Traffic(ctx context.Context, id string) (Traffic, error)
+	// Use tells what running machines take of the host, as far as it is known.
+	Use(ctx context.Context) (map[string]HostUse, error)
 	// Log reads what a machine has written.
 	Log(ctx context.Context, id string, q LogQuery) ([]LogEntry, error)
 	// FollowLog calls each with the last tail entries of that, all if it is negative. Unless ended is nil, it goes on with what is

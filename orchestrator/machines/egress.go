@@ -38,7 +38,7 @@ func (m *Machines) Traffic(ctx context.Context, id string) (lifecycle.Traffic, e
 	if err != nil {
 		return lifecycle.Traffic{}, err
 	}
-	t := lifecycle.Traffic{TXBytes: counters[bpf.TX].Bytes, RXBytes: counters[bpf.RX].Bytes, Dropped: map[string]uint64{}}
+	t := lifecycle.Traffic{TX: lifecycle.Count(counters[bpf.TX]), RX: lifecycle.Count(counters[bpf.RX]), Dropped: map[string]uint64{}}
 	for why, n := range counters {
 		if why.Dropped() {
 			t.Dropped[why.String()] = n.Packets

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/e2b"
@@ -54,6 +56,7 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 	m, g := machines.New(s.cfg, c, log), guests.New(s.cfg.Timeout)
 	s.engine, err = lifecycle.New(ctx, s.db, m, g, s.cfg.SeedFile(), lifecycle.Options{
 		Log: log, Timeout: s.cfg.Timeout, Since: s.since, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout), MaxSandboxes: s.cfg.API.MaxSandboxes,
+		SampleEvery: time.Duration(s.cfg.API.MetricsInterval),
 	})
 	if err != nil {
 		return err
@@ -94,6 +97,7 @@ func (s *stack) startProxy(ctx context.Context) error {
 	}
 	s.undo.Push(k.Close)
 	s.group.Go(func() error { return k.Run(s.life) })
+	s.proxy.Store(k)
 	s.board.SetProbe("proxy", k.Probe)
 	return nil
 }
@@ -105,14 +109,23 @@ func (s *stack) serveE2B(ctx context.Context) error {
 		return fmt.Errorf("E2B API: %w; api.listen of the configuration is another address", err)
 	}
 	s.metrics = prometheus.NewRegistry()
+	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.e2b = e2b.New(e2b.Options{
 		Domain: s.cfg.Proxy.Authority(), MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
 		Ready:   func(ctx context.Context) health.Report { return s.board.Report(ctx) },
 		Awaited: s.board.Awaited,
-		Metrics: s.metrics, Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
+		Metrics: s.metrics, MoreMetrics: prometheus.GathererFunc(s.proxyMetrics), MetricsFrom: s.cfg.API.MetricsFrom, Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
 	})
 	s.group.Go(func() error { return s.e2b.Serve(s.life, l) })
 	return nil
+}
+
+// proxyMetrics are there when the proxy is.
+func (s *stack) proxyMetrics() ([]*dto.MetricFamily, error) {
+	if k := s.proxy.Load(); k != nil {
+		return k.Gather()
+	}
+	return nil, nil
 }
 
 // openE2B has E2B's API do what it is asked for.

@@ -12,9 +12,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
-	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
@@ -25,6 +25,7 @@ import (
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/e2b"
 	"github.com/cubesandbox/cube/orchestrator/health"
+	"github.com/cubesandbox/cube/orchestrator/ingress/keeper"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/vmm/accel"
@@ -55,7 +56,9 @@ type stack struct {
 	Options
 	cfg   *config.Config
 	board *health.Board
-	undo  undo.Stack
+	// notify tells a service manager.
+	notify notifier
+	undo   undo.Stack
 	// group is what runs beside Up, and life ends with it: when the caller's context does, or one of the group fails.
 	group *errgroup.Group
 	life  context.Context
@@ -65,6 +68,7 @@ type stack struct {
 	api        *api.Service
 	db         *db.DB
 	engine     *lifecycle.Engine
+	proxy      atomic.Pointer[keeper.Keeper] // once it is started
 	e2b        *e2b.Server
 	metrics    *prometheus.Registry // that the E2B API serves
 	since      time.Time            // nothing of before runs
@@ -87,6 +91,9 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 	}
 	s := &stack{Options: o, cfg: cfg, network: network.New(cfg, o.Log.With("part", "network")), launcher: base.NewLauncher(cfg, guest.Settle(cfg.Timeout), o.Log.With("part", "machines")),
 		api: api.New(cfg, o.Log.With("part", "api")), full: make(chan struct{}, 1)}
+	if s.notify, err = takeNotifier(o.Log); err != nil {
+		return err
+	}
 	parts := []part{
 		{"artefacts", s.checkArtefacts},
 		{"store", s.startStore},
@@ -141,8 +148,9 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 	s.Log.Info("ready", "containerd", s.containerd, "accelerator", s.verdict.Kind)
 	s.Ready(fmt.Sprintf("ready: containerd %s at %s, machines under %s, %s; E2B's API at http://%s, sandboxes at %s", s.containerd, cfg.ContainerdSocket(), s.verdict.Kind, s.network.Summary(),
 		cfg.API.Listen, cfg.Proxy.Authority()))
-	_, _ = sd.SdNotify(false, sd.SdNotifyReady) // for a unit of Type=notify; elsewhere it does nothing
+	s.notify.tell("READY=1", "STATUS=ready: machines under "+string(s.verdict.Kind))
 	<-s.life.Done()
+	s.notify.tell("STOPPING=1", "STATUS=stopping; running sandboxes go on")
 	s.Log.Info("stopping; running sandboxes go on")
 	return nil
 }
@@ -212,6 +220,7 @@ func (s *stack) bring(p part) error {
 	ctx, cancel := context.WithTimeout(s.life, limit)
 	defer cancel()
 	defer s.Progress(p.name)()
+	s.notify.tell("STATUS=waiting for " + p.name)
 	started := time.Now()
 	err := p.start(ctx)
 	switch {
@@ -222,7 +231,7 @@ func (s *stack) bring(p part) error {
 	case s.life.Err() != nil:
 		return fmt.Errorf("interrupted while waiting for %s", p.name)
 	case ctx.Err() != nil:
-		err = fmt.Errorf("%s isn't ready after %v (ready_timeout): %w", p.name, limit, err)
+		err = fmt.Errorf("%s isn't ready after %v (ready_timeout; on a slow or busy host try CUBE_TIMEOUT_SCALE=3): %w", p.name, limit, err)
 	default:
 		err = fmt.Errorf("%s: %w", p.name, err)
 	}

@@ -200,20 +200,6 @@ func (k *Keeper) Probe(ctx context.Context) error {
 	return errors.New("no proxy serves")
 }
 
-// Metrics are those of the proxy that serves, in Prometheus's text format.
-func (k *Keeper) Metrics(ctx context.Context) ([]byte, error) {
-	all, err := instances(ctx, k.cfg)
-	if err != nil {
-		return nil, err
-	}
-	for _, in := range all {
-		if !in.status.Draining {
-			return in.client.Metrics(ctx)
-		}
-	}
-	return nil, errors.New("no proxy serves")
-}
-
 // Close lets go of the proxy, which goes on.
 func (k *Keeper) Close() error {
 	if k.listener == nil {

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,14 +56,30 @@ func TestServesWithoutPrivileges(t *testing.T) {
 		t.Errorf("its root is %s, %v", root, err)
 	}
 	for { // a request is counted after its client has got the answer
-		m, err := k.Metrics(w.ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(string(m), `cube_ingress_requests_total{class="2xx"} 2`) && strings.Contains(string(m), "cube_ingress_open_streams 0") {
+		m := gathered(t, k)
+		if strings.Contains(m, `cube_ingress_requests_total{class="2xx"} 2`) && strings.Contains(m, "cube_ingress_open_streams 0") && strings.Contains(m, "cube_ingress_up 1") {
 			break
 		}
+		if w.ctx.Err() != nil {
+			t.Fatal(m)
+		}
 	}
+}
+
+// gathered are a keeper's metrics as text.
+func gathered(t *testing.T, k *Keeper) string {
+	t.Helper()
+	families, err := prometheus.Gatherers{prometheus.NewRegistry(), k}.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, f := range families {
+		if _, err := expfmt.MetricFamilyToText(&b, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b.String()
 }
 
 // TestUpgrade puts another version in place while requests come and streams go on: none of them notices.
