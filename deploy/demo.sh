@@ -44,15 +44,15 @@ printf '\n%s\n' "$(printf '%s\n' "${times[@]}")"
 printf '\n# What E2B'"'"'s SDK does with it: deploy/demo.mjs\n'
 cp "$tree/deploy/demo.mjs" "$CUBE_CACHE/sdk/demo.mjs"
 key=$("$tree/bin/cube" key create)
+trap 'stop_ticker; "$tree/bin/cube" key revoke "$key" >/dev/null' EXIT
 E2B_API_KEY=$key E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3002 "$CUBE_CACHE/sdk/node" "$CUBE_CACHE/sdk/demo.mjs" ||
 	fail "the demo with E2B's SDK failed"
-"$tree/bin/cube" key revoke "$key" >/dev/null
 
 cat <<END
-The stack goes on running. Try:
+
+The stack goes on running; \`make down\` stops it. E2B's SDKs, unmodified, take
+  export E2B_API_KEY=\$(bin/cube key create) E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3002
+or, by host names and TLS, what docs/ingress.md says. A first sandbox of your own, and where to go next, is in README.md. Containers:
   bin/cube run --rm -it $image bash
   bin/ctr -a $socket run --rm -t --runtime io.cube.v2 --snapshotter cube $image box bash
-  bin/cube doctor;  bin/cube down
-An SDK of E2B's, unmodified, takes
-  export E2B_API_KEY=\$(bin/cube key create) E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3002
 END
