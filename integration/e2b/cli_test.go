@@ -24,8 +24,8 @@ func newCLI(t *testing.T) *cli { return &cli{t, key(t, ""), t.TempDir()} }
 // command is one of the command line's.
 func (c *cli) command(args ...string) *exec.Cmd {
 	c.Helper()
-	script := sdks.Path(c.T, "node_modules/@e2b/cli/dist/index.js")
-	cmd := byHeaders(c.T, s.Host.Command(sdks.Path(c.T, "node"), append([]string{script, "sandbox"}, args...)...))
+	script := sdks.Path(c.T, "sdk/node_modules/@e2b/cli/dist/index.js")
+	cmd := byHeaders(c.T, s.Host.Command(sdks.Path(c.T, "sdk/node"), append([]string{script, "sandbox"}, args...)...))
 	cmd.Env = append(cmd.Env, "HOME="+c.home, "E2B_API_KEY="+c.key)
 	return cmd
 }
@@ -98,7 +98,7 @@ func TestCLI(t *testing.T) {
 			}
 		}
 	}
-	if logged.Message != "into the log" || logged.Logger == "" || !strings.Contains(logged.Level, "INFO") {
+	if logged.Message != "into the log" || logged.Logger == "" || logged.Level != "info" {
 		t.Errorf("logs has it as %+v", logged)
 	}
 	c.says("into the log", "logs", id)

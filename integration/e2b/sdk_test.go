@@ -17,7 +17,7 @@ var parts = []string{"create", "commands", "files", "network", "hosts", "errors"
 // TestSDK has published versions of E2B's SDK do what their users do, by either way to reach a stack: by headers, without TLS, or
 // by the domain alone. CUBE_TEST_LONG has both versions do all of it by both.
 func TestSDK(t *testing.T) {
-	node, scripts := sdks.Path(t, "node"), sdks.Scripts(t, "sdk")
+	node, scripts := sdks.Path(t, "sdk/node"), sdks.Scripts(t, "sdk")
 	for _, c := range []struct {
 		name, sdk string
 		way       func(*testing.T, *exec.Cmd) *exec.Cmd

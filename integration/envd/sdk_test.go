@@ -10,7 +10,7 @@ import (
 
 // TestSDK has published versions of E2B's SDK call the daemon, as its users' programs do.
 func TestSDK(t *testing.T) {
-	node, scripts := sdks.Path(t, "node"), sdks.Scripts(t, "sdk")
+	node, scripts := sdks.Path(t, "sdk/node"), sdks.Scripts(t, "sdk")
 	for _, name := range sdks.Names {
 		t.Run(name, func(t *testing.T) {
 			b := newBox(t, "-user", "user")

@@ -15,10 +15,10 @@ import (
 // Names are the JavaScript SDKs, as scripts import them: the newest, and the last that uses the first generation of the API.
 var Names = []string{"e2b", "e2b-2.45"}
 
-// Path is a file of the installation. Without it the test is skipped.
+// Path is a file that set-up has made, below its cache. Without it the test is skipped.
 func Path(t *testing.T, name string) string {
 	t.Helper()
-	path := filepath.Join(stack.Cache(), "sdk", name)
+	path := filepath.Join(stack.Cache(), name)
 	if _, err := os.Stat(path); err != nil {
 		t.Skipf("SKIPPED: there is no %s; make setup installs it", path)
 	}
@@ -32,7 +32,7 @@ func Scripts(t *testing.T, from string) string {
 	if err := os.CopyFS(dir, os.DirFS(from)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(Path(t, "node_modules"), filepath.Join(dir, "node_modules")); err != nil {
+	if err := os.Symlink(Path(t, "sdk/node_modules"), filepath.Join(dir, "node_modules")); err != nil {
 		t.Fatal(err)
 	}
 	return dir
