@@ -3,6 +3,7 @@ package e2b
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,6 +24,10 @@ type client struct {
 	*testing.T
 	key  string
 	http *http.Client
+	// limit bounds a command in a sandbox.
+	limit time.Duration
+	// request is what its requests are called, "" leaves that to the API.
+	request string
 }
 
 // teams counts them.
@@ -34,7 +39,7 @@ func newClient(t *testing.T) *client {
 	if r.Err != nil {
 		t.Fatal(r.Err)
 	}
-	return &client{T: t, key: strings.TrimSpace(r.Stdout), http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	return &client{T: t, key: strings.TrimSpace(r.Stdout), http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}, limit: time.Minute}
 }
 
 // dial connects as a program on the stack's host does.
@@ -75,6 +80,9 @@ func (c *client) ask(method, path string, body, into any) (a answer, err error) 
 		return a, err
 	}
 	req.Header.Set("X-API-KEY", c.key)
+	if c.request != "" {
+		req.Header.Set("X-Request-Id", c.request)
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return a, err
@@ -112,7 +120,9 @@ func (c *client) create(body map[string]any) sandbox {
 	if body == nil {
 		body = map[string]any{}
 	}
-	body["templateID"] = "base"
+	if body["templateID"] == nil {
+		body["templateID"] = "base"
+	}
 	if body["timeout"] == nil {
 		body["timeout"] = 3600
 	}
@@ -146,12 +156,18 @@ func (c *client) list() map[string]sandbox {
 
 // run runs a command line in a sandbox, by the proxy, and returns what it writes.
 func (c *client) run(sb sandbox, command string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), s.Config.Timeout(time.Minute))
+	return c.runAs(sb, "", nil, command)
+}
+
+// runAs is run by a user of the sandbox, "" for the default one, and with variables beside what the sandbox has.
+func (c *client) runAs(sb sandbox, user string, env map[string]string, command string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.Config.Timeout(c.limit))
 	defer cancel()
 	rpc := process.NewProcessClient(c.http, "http://"+s.Config.Proxy.Listen.String())
-	req := connect.NewRequest(&process.StartRequest{Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", command}}, Stdin: new(bool)})
-	for k, v := range map[string]string{"E2b-Sandbox-Id": sb.ID, "E2b-Sandbox-Port": "49983", "X-Access-Token": sb.Token} {
-		req.Header().Set(k, v)
+	req := connect.NewRequest(&process.StartRequest{Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", command}, Envs: env}, Stdin: new(bool)})
+	routes(req.Header(), sb)
+	if user != "" {
+		req.Header().Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(user+":")))
 	}
 	events, err := rpc.Start(ctx, req)
 	if err != nil {
@@ -171,6 +187,13 @@ func (c *client) run(sb sandbox, command string) (string, error) {
 		}
 	}
 	return out.String(), fmt.Errorf("it has no end: %w", events.Err())
+}
+
+// routes has a request go to a sandbox's envd.
+func routes(h http.Header, sb sandbox) {
+	for k, v := range map[string]string{"E2b-Sandbox-Id": sb.ID, "E2b-Sandbox-Port": "49983", "X-Access-Token": sb.Token} {
+		h.Set(k, v)
+	}
 }
 
 // says sees that a command in a sandbox writes that.
