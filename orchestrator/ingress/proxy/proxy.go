@@ -97,7 +97,11 @@ type visit struct {
 	route   ingress.Route
 	body    *body
 	refused bool
+	again   bool // no answer was given: the request begins anew
 }
+
+// errAgain says that nothing has come of a request, and nothing but another attempt is to be made of it.
+var errAgain = errors.New("the sandbox's machine is another one")
 
 type visitKey struct{}
 
@@ -150,17 +154,33 @@ func (p *Proxy) forward(v *visit, r *http.Request) (err error) {
 	if tunnels(r) {
 		admit, forward = pass.admitTunnel, p.tunnel
 	}
-	if v.route, err = p.table.enter(r.Context(), v.to.SandboxID, v.stream, admit); err != nil {
-		return err
+	for range maxTurns {
+		if v.route, err = p.table.enter(r.Context(), v.to.SandboxID, v.stream, admit); err != nil {
+			return err
+		}
+		if err = forward(v, r); !errors.Is(err, errAgain) {
+			return err
+		}
+		v.leave()
 	}
-	return forward(v, r)
+	return errRestless
 }
 
 // request hands on one request, with its answer or what it is upgraded to.
 func (p *Proxy) request(v *visit, r *http.Request) error {
-	v.body = &body{ReadCloser: r.Body}
-	p.reverse.ServeHTTP(v, r.WithContext(context.WithValue(r.Context(), visitKey{}, v)))
+	v.again, v.body = false, &body{ReadCloser: r.Body}
+	ctx := v.begins(r.Context(), v.route.AutoResume, reads(r))
+	p.reverse.ServeHTTP(v, r.WithContext(context.WithValue(ctx, visitKey{}, v)))
+	if v.again {
+		return errAgain
+	}
+	_ = r.Body.Close() // whoever still reads it is to stop
 	return nil
+}
+
+// reads says whether a request changes nothing and has all it is in its header.
+func reads(r *http.Request) bool {
+	return r.ContentLength == 0 && (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions)
 }
 
 // rewrite makes the request that the sandbox gets.
@@ -216,6 +236,9 @@ func (v *visit) speaksHTTP2(r *http.Request) bool {
 // past it.
 func noteAnswer(resp *http.Response) error {
 	v := visitOf(resp.Request.Context())
+	if v.lost() {
+		return errOver
+	}
 	v.empty = resp.ContentLength == 0 && len(resp.Trailer) == 0
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		v.begin(resp.StatusCode)
@@ -228,25 +251,37 @@ func (p *Proxy) failed(_ http.ResponseWriter, r *http.Request, err error) {
 	v := visitOf(r.Context())
 	var de *dialError
 	switch {
+	case v.lost():
+		v.again = true
+		return
 	case v.wasCut():
 		err = notFound(v.to)
 	case v.body.broke.Load():
 		err = &refusal{SandboxID: v.to.SandboxID, Message: "The request's body is malformed or broke off", Code: http.StatusBadRequest}
 	case errors.As(err, &de):
-		err = p.unreachable(r.Context(), v, de)
+		if err = p.unreachable(r.Context(), v, de); errors.Is(err, errAgain) || v.lost() {
+			v.again = true
+			return
+		}
 	case r.Context().Err() == nil:
 		err = badAnswer(v.to)
 	}
 	p.refuse(v, r, err)
 }
 
-// unreachable tells a closed port from a sandbox that isn't there any more, of which this proxy hasn't heard yet.
+// unreachable tells a closed port from a sandbox that isn't there any more, of which this proxy hasn't heard yet. Where another
+// machine has taken its place, or would if the sandbox were woken, it is errAgain.
 func (p *Proxy) unreachable(ctx context.Context, v *visit, de *dialError) error {
 	if !de.refused() {
 		p.table.doubt(v.to.SandboxID, v.life)
 	}
 	r, err := p.table.ask(ctx, v.to.SandboxID, p.table.lookups, p.table.lookup)
-	if errdefs.IsNotFound(err) || err == nil && (!r.Open() || r.Epoch != v.route.Epoch) {
+	switch {
+	case errdefs.IsNotFound(err):
+		return notFound(v.to)
+	case err == nil && (r.Open() && r.Epoch != v.route.Epoch || !r.Open() && r.AutoResume):
+		return errAgain
+	case err == nil && !r.Open():
 		return notFound(v.to)
 	}
 	return portClosed(v.to)
@@ -276,6 +311,10 @@ type body struct {
 	io.ReadCloser
 	broke atomic.Bool
 }
+
+// Close leaves the client's body open for another attempt. What has read it for this one has stopped: attempts that have got as far
+// as a body aren't repeated.
+func (b *body) Close() error { return nil }
 
 // Read is of io.Reader.
 func (b *body) Read(p []byte) (int, error) {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"net/http"
+	"net/http/httptrace"
 	"sync"
 	"time"
 )
@@ -26,6 +27,48 @@ type stream struct {
 	begun bool // the client has got a status
 	isCut bool
 	over  bool // the writer is the server's again
+	try   attempt
+}
+
+// attempt is one of a request to get an answer.
+type attempt struct {
+	end context.CancelCauseFunc
+	// wakes: the sandbox would be woken for another one. reads: the request changes nothing, so that it may be made twice.
+	wakes, reads bool
+	reached      bool // something of it may have got to the sandbox
+	lost         bool // the sandbox's life has ended, and the request can begin anew
+}
+
+// begins has the request make an attempt, and returns its context.
+func (s *stream) begins(ctx context.Context, wakes, reads bool) context.Context {
+	ctx, end := context.WithCancelCause(ctx)
+	s.mu.Lock()
+	s.try = attempt{end: end, wakes: wakes, reads: reads}
+	s.mu.Unlock()
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.try.reached = true
+	}})
+}
+
+// lost says whether the attempt has come to nothing, and the request can begin anew.
+func (s *stream) lost() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.try.lost
+}
+
+// leave has the stream be part of no life, so that it can join another.
+func (s *stream) leave() {
+	s.mu.Lock()
+	if s.try.end != nil {
+		s.try.end(nil)
+	}
+	s.try = attempt{}
+	s.mu.Unlock()
+	s.life.leave(s)
+	s.life = nil
 }
 
 func newStream(w http.ResponseWriter, r *http.Request) (*stream, *http.Request) {
@@ -49,6 +92,9 @@ func (s *stream) begin(status int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.begun, s.status = true, status
+	if s.try.lost { // an answer was faster, of which there is no more than what is here
+		s.cutLocked()
+	}
 	if s.isCut {
 		_ = s.rc.SetWriteDeadline(time.Now().Add(lastWords))
 	}
@@ -74,13 +120,23 @@ func (s *stream) FlushError() error {
 }
 
 // cut ends the stream from another goroutine. One that hasn't begun to answer is told why; any other breaks off, so that nobody
-// takes it for complete.
+// takes it for complete. One that the sandbox would be woken for, and that may not have been there, or would do no harm twice, only
+// loses its attempt.
 func (s *stream) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.over || s.isCut {
 		return
 	}
+	if s.try.wakes && !s.begun && (!s.try.reached || s.try.reads) {
+		s.try.lost = true
+		s.try.end(errOver)
+		return
+	}
+	s.cutLocked()
+}
+
+func (s *stream) cutLocked() {
 	s.isCut = true
 	s.cancel(errOver)
 	// The handler waits for the client no longer, neither for the rest of a body nor for room. A writer that has no deadlines

@@ -224,8 +224,11 @@ func (t *table) enter(ctx context.Context, id string, s *stream, admit func(r in
 			return r, err
 		}
 	}
-	return ingress.Route{}, errdefs.ErrUnavailable.WithMessage("the sandbox changes all the time")
+	return ingress.Route{}, errRestless
 }
+
+// errRestless is of a sandbox that is another one each time.
+var errRestless = errdefs.ErrUnavailable.WithMessage("the sandbox changes all the time")
 
 func (t *table) lookup(id string) (ingress.Route, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), t.scale(lookupTimeout))
@@ -310,7 +313,7 @@ func (t *table) answer(id string, q *question, questions map[string]*question, p
 		switch {
 		case err != nil:
 		case q.stale || q.seq > r.Seq:
-			err = errdefs.ErrUnavailable.WithMessage("the sandbox changes all the time")
+			err = errRestless
 		default:
 			over = t.putLocked(r)
 		}
