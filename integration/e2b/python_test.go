@@ -34,7 +34,7 @@ func TestPython(t *testing.T) {
 			cmd := c.way(t, s.Host.Command(python, filepath.Join("sdk", "suite.py"), c.name))
 			cmd.Env = append(cmd.Env, "PYTHONPATH="+modules, "PYTHONDONTWRITEBYTECODE=1",
 				"E2B_API_KEY="+key(t, "own"), "OTHER_KEY="+key(t, "other"), "SERVER="+testhost.Server.String())
-			sdks.Run(t, cmd, 11)
+			sdks.Run(t, cmd, 9)
 		})
 	}
 }

@@ -55,12 +55,14 @@ export default async function (plain) {
   })
 
   await test('a sandbox that is not public wants its traffic token', async () => {
+    // A server that answers with what it was sent.
     await sandbox.commands.run(`python3 -c '
-import http.server
-class H(http.server.BaseHTTPRequestHandler):
-  def do_GET(self):
-    self.send_response(200); self.end_headers(); self.wfile.write(str(self.headers).encode())
-http.server.HTTPServer(("127.0.0.1", 8000), H).serve_forever()'`, { background: true, timeoutMs: 0 })
+import socket
+s = socket.create_server(("127.0.0.1", 8000))
+while True:
+  c = s.accept()[0]
+  c.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n" + c.recv(65536))
+  c.close()'`, { background: true, timeoutMs: 0 })
     const none = await get(sandbox, 8000, '/')
     assert.deepEqual([none.status, (await none.json()).message], [403, "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"])
     assert.equal((await get(sandbox, 8000, '/', { 'e2b-traffic-access-token': 'x' })).status, 403)

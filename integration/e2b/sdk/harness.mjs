@@ -5,6 +5,9 @@ export const second = sdk.ServiceBusyError !== undefined
 // byDomain: sandboxes are reached by names and TLS, not by headers.
 export const byDomain = !process.env.E2B_SANDBOX_URL
 
+// long: all of it is wanted, however long that takes.
+export const long = !!process.env.CUBE_TEST_LONG
+
 let failed = 0
 
 export async function test(name, run) {
