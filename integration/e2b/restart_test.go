@@ -119,7 +119,11 @@ func TestMachineDies(t *testing.T) {
 				end(t, "containerd-shim-cube-v2", sb.ID)
 			}
 			if what != "" {
-				t.Log(victim, <-under)
+				a := <-under
+				t.Log(victim, a)
+				if a.err != nil || a.code == 500 {
+					t.Errorf("%s amid it: %s", victim, a)
+				}
 			}
 			s.Eventually(t, time.Minute, "its end", func() bool {
 				state := c.state(sb.ID)

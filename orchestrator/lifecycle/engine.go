@@ -200,7 +200,7 @@ func (e *Engine) missing(team, id string) error {
 	e.mu.Unlock()
 	if b != nil {
 		if r := b.row.Load(); r != nil && r.Team == team && r.Reason != "" { // what is left of it is being removed
-			return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found: it has ended: %s", id, r.Reason))
+			return errEnded(r)
 		}
 	}
 	ctx, cancel := context.WithTimeout(e.life, writeTimeout)
@@ -210,6 +210,11 @@ func (e *Engine) missing(team, id string) error {
 		return none
 	}
 	return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found: it ended at %s: %s", id, when.Format(time.RFC3339), why))
+}
+
+// errEnded is the error of a sandbox that has ended by itself, for a reason.
+func errEnded(r *row) error {
+	return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found: it has ended: %s", r.ID, r.Reason))
 }
 
 // errStale: there has been another row since.

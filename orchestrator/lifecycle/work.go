@@ -138,6 +138,11 @@ func (e *Engine) conclude(b *box, o outcome) error {
 		if r.State == Pausing && found.event == evStill {
 			o.err = nil // it is paused all the same
 		}
+		if o.err != nil && found.event == evGone { // why it has failed is that it ended, and is in the log
+			told := r.clone()
+			_ = found.change(told) // which gives the reason, and no more
+			o.err = errEnded(told)
+		}
 		o.event, o.change = found.event, found.change
 		if found.err != nil {
 			e.Log.Warn("it isn't known what has become of a sandbox", "sandbox", b.id, "error", found.err)
