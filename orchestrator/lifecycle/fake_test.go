@@ -30,7 +30,8 @@ type host struct {
 	took      time.Duration
 	calls     []string
 	busy      map[string]string // what is being done to each machine
-	overlap   []string          // calls that came amid another
+	swept     int
+	overlap   []string // calls that came amid another
 	// fail is asked before and after each call; what it returns is the call's error. A call that fails after has been done.
 	fail func(ctx context.Context, call, id string, after bool) error
 }
@@ -175,6 +176,13 @@ func (h *host) Rollback(ctx context.Context, id, snapshot string) error {
 
 func (h *host) Forget(ctx context.Context, snapshot string) error {
 	return h.do(ctx, "forget", snapshot, func() error { delete(h.snapshots, snapshot); return nil })
+}
+
+func (h *host) Sweep(context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.swept++
+	return nil
 }
 
 func (h *host) SetNetwork(ctx context.Context, id string, n Egress) error {

@@ -24,6 +24,8 @@ type Machines interface {
 	Rollback(ctx context.Context, id, snapshot string) error
 	// Forget deletes a snapshot, if there is one. Machines that are of it go on.
 	Forget(ctx context.Context, snapshot string) error
+	// Sweep removes what machines have left that ended while they were saved.
+	Sweep(ctx context.Context) error
 	// SetNetwork replaces what a running machine reaches, and will after a resume.
 	SetNetwork(ctx context.Context, id string, n Egress) error
 	// Kill ends a machine in whatever state, or a paused one, and removes all that there is of it, if there is anything.

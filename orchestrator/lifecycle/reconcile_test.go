@@ -114,6 +114,9 @@ func TestMachineEnds(t *testing.T) {
 		if s.state(b.ID) != gone {
 			t.Errorf("it is %s", s.state(b.ID))
 		}
+		if s.host.swept != 3 { // once at the start
+			t.Errorf("what they have left was looked for %d times", s.host.swept)
+		}
 		// The end that a pause makes is heard, too.
 		must(t, s.Pause(ctx, team, c.ID, true))
 		s.heard(c.ID)

@@ -108,12 +108,12 @@ func (e *Engine) build(ctx context.Context, r *row) (b db.Build, done func(), er
 	return b, done, nil
 }
 
-// sweep deletes the snapshots of machines that nobody needs any more.
+// sweep deletes the snapshots of machines that nobody needs any more, and what there is of those that came to nothing.
 func (e *Engine) sweep() {
 	ctx, cancel := context.WithTimeout(e.last, e.Timeout(saveTimeout))
 	defer cancel()
 	loose, err := e.db.Loose(ctx)
-	errs := []error{err}
+	errs := []error{err, e.machines.Sweep(ctx)}
 	for _, b := range loose {
 		e.mu.Lock()
 		making := e.making[b.ID]

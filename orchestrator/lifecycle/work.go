@@ -168,6 +168,8 @@ func (e *Engine) conclude(b *box, o outcome) error {
 		return errors.Join(o.err, err)
 	case is.State.busy() && is.State != was.State:
 		e.work(e.last, b, is)
+	case is.State == gone && is.Reason != "": // maybe amid a save
+		e.background(e.sweep)
 	}
 	b.mu.Lock()
 	ended := b.ended

@@ -118,6 +118,9 @@ func (m *Machines) Forget(_ context.Context, name string) error {
 	return err
 }
 
+// Sweep removes snapshots that are half made and that nobody makes any more.
+func (m *Machines) Sweep(context.Context) error { return m.store.Sweep() }
+
 // Kill removes a machine, whatever state it is in, if there is one.
 func (m *Machines) Kill(ctx context.Context, id string) error {
 	if err := m.client.Await(ctx); err != nil {
