@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/cubesandbox/cube/internal/config"
@@ -76,8 +77,9 @@ func Connect(ctx context.Context, cfg *config.Config) (*Client, error) {
 // nameTheGone has the error of a call for which there is no connection, or none any more, say to whom.
 func nameTheGone(address string) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		err := invoke(ctx, method, req, reply, conn, opts...)
-		if status.Code(err) == codes.Unavailable && conn.GetState() != connectivity.Ready {
+		var header, trailer metadata.MD // what comes with any answer, also with a refusal
+		err := invoke(ctx, method, req, reply, conn, append(opts, grpc.Header(&header), grpc.Trailer(&trailer))...)
+		if status.Code(err) == codes.Unavailable && len(header) == 0 && len(trailer) == 0 {
 			return status.Errorf(codes.Unavailable, "containerd at %s has gone: %s", address, status.Convert(err).Message())
 		}
 		return err
