@@ -14,6 +14,7 @@ import (
 
 	"github.com/cubesandbox/cube/integration/stack"
 	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/vmm/record"
 )
 
 // each does something at once with all of a list.
@@ -115,11 +116,12 @@ func footprint(t *testing.T) []string {
 			t.Fatal(err)
 		}
 	}
-	for _, parent := range []string{"/sys/fs/cgroup/cube", "/sys/fs/cgroup/*/cube"} {
-		groups, _ := filepath.Glob(filepath.Join(parent, "i????????????????????-????????????????"))
-		for _, g := range groups {
-			found = append(found, "control group: "+g)
-		}
+	groups, err := record.OrphanGroups(s.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range groups {
+		found = append(found, "control group: "+g)
 	}
 	d, err := db.Open(context.Background(), s.Config.DatabaseFile())
 	if err != nil {
