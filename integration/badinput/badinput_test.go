@@ -142,7 +142,8 @@ func alone(t *testing.T, text string) stack.Result {
 	file := filepath.Join(dir, "config.toml")
 	run := fmt.Sprintf("/run/%s-bad", filepath.Base(s.Dir))
 	t.Cleanup(func() { os.RemoveAll(run) })
-	text = fmt.Sprintf("state_dir = %q\nrun_dir = %q\n", filepath.Join(dir, "state"), run) + text
+	// The suite's own stack has the usual address of the API.
+	text = fmt.Sprintf("state_dir = %q\nrun_dir = %q\n%s\n[api]\nlisten = '127.0.0.1:3001'\n", filepath.Join(dir, "state"), run, text)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/cubesandbox/cube/bpf/policy"
 	"github.com/cubesandbox/cube/cni/gateway"
 	"github.com/cubesandbox/cube/cni/network"
+	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/internal/config"
 )
 
@@ -188,6 +189,8 @@ func (w *world) wires() {
 	w.neighbour("docker0", box, boxMAC)
 
 	w.in(w.outside, func() {
+		// What it has no way for it is silent about, whatever the host forwards that the namespace is made on.
+		must(t, testhost.Sysctl("ipv4/ip_forward", "0"))
 		w.address("w0", router, 24)
 		w.address("w0", next, 24)
 		w.address("lo", peer, 32)
