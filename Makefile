@@ -27,7 +27,7 @@ test-unit: ## all tests but integration; what needs a machine is skipped before 
 test-long: root setup ## all tests in their long form, with the race detector
 	@deploy/test.sh long
 
-bench: root setup ## the benchmarks: the network next to plain forwarding, ctr run of a microVM next to runc, snapshots
+bench: root setup ## the benchmarks: the network next to plain forwarding, ctr run of a microVM next to runc, snapshots, E2B's API
 	@CGO_ENABLED=0 GOFLAGS='-trimpath -buildvcs=false' go run ./integration/bench
 
 setup: root ## Debian packages, tools, QEMU, guest image, demo image
