@@ -169,14 +169,9 @@ func hostileStack(t *testing.T) *stack.Stack {
 	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", agent, "./integration/faults/hostile-agent")
 	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	command(t, build)
-	parts := filepath.Join(stack.Cache(), "guest")
-	release, err := os.ReadFile(filepath.Join(parts, "release"))
-	if err != nil {
+	if err := stack.PackGuest(dir, agent); err != nil {
 		t.Fatal(err)
 	}
-	command(t, exec.Command(filepath.Join(root, "bin", "cube-artefact"), "guest", "--out", filepath.Join(dir, "guest"),
-		"--packages", filepath.Join(parts, "packages"), "--kernel", filepath.Join(parts, "kernel"), "--crun", filepath.Join(parts, "crun"),
-		"--release", strings.TrimSpace(string(release)), "--agent", agent))
 	if err := os.Symlink(filepath.Join(s.Config.Artefacts, "qemu"), filepath.Join(dir, "qemu")); err != nil {
 		t.Fatal(err)
 	}

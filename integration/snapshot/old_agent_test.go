@@ -15,22 +15,6 @@ import (
 // revert is a change of one of the agent's sources.
 type revert struct{ file, from, to string }
 
-// guestOf makes the guest with that agent the one in use.
-func guestOf(t *testing.T, agent string) {
-	t.Helper()
-	root, err := stack.Repository()
-	must(t, err)
-	parts := filepath.Join(stack.Cache(), "guest")
-	release, err := os.ReadFile(filepath.Join(parts, "release"))
-	must(t, err)
-	out, err := exec.Command(filepath.Join(root, "bin", "cube-artefact"), "guest", "--out", filepath.Join(os.Getenv("CUBE_ARTEFACTS"), "guest"),
-		"--packages", filepath.Join(parts, "packages"), "--kernel", filepath.Join(parts, "kernel"), "--crun", filepath.Join(parts, "crun"),
-		"--release", strings.TrimSpace(string(release)), "--agent", agent).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-}
-
 // oldAgent builds an agent of before something was added to it.
 func oldAgent(t *testing.T, e revert) (path string) {
 	t.Helper()
@@ -66,7 +50,7 @@ func TestOldAgents(t *testing.T) {
 	root, err := stack.Repository()
 	must(t, err)
 	ownArtefacts(t)
-	guestOf(t, oldAgent(t, revert{"guest-agent/api/mux/mux.go", "\tversion = 2\n", "\tversion = 1\n"}))
+	must(t, stack.PackGuest(os.Getenv("CUBE_ARTEFACTS"), oldAgent(t, revert{"guest-agent/api/mux/mux.go", "\tversion = 2\n", "\tversion = 1\n"})))
 	ownStack(t, func(root string) (*stack.Stack, error) { return stack.Start(root) })
 	st := store(t)
 	id := s.ID(t, "oldest")
@@ -82,7 +66,7 @@ func TestOldAgents(t *testing.T) {
 	cube(t, "rm", "-f", id)
 
 	cube(t, "down")
-	guestOf(t, oldAgent(t, revert{"guest-agent/api/agent_ttrpc.pb.go", `"IdentifyContainer": func`, `"NotYet": func`}))
+	must(t, stack.PackGuest(os.Getenv("CUBE_ARTEFACTS"), oldAgent(t, revert{"guest-agent/api/agent_ttrpc.pb.go", `"IdentifyContainer": func`, `"NotYet": func`})))
 	cube(t, "up", "-d")
 	id = s.ID(t, "old")
 	cube(t, "run", "-d", "--name", id, stack.Image, "sh", "-c", keeper)
@@ -99,7 +83,7 @@ func TestOldAgents(t *testing.T) {
 	old := guest()
 
 	cube(t, "down")
-	guestOf(t, filepath.Join(root, "bin", "cube-agent"))
+	must(t, stack.PackGuest(os.Getenv("CUBE_ARTEFACTS"), filepath.Join(root, "bin", "cube-agent")))
 	cube(t, "up", "-d")
 	fresh := s.ID(t, "fresh")
 	cube(t, "run", "-d", "--name", fresh, stack.Image, "sleep", "1000")

@@ -84,6 +84,7 @@ export default async function (sandbox) {
     await assert.rejects(p.wait(), (e) => e.exitCode === 7)
     const r = await pty.create({ cols: 80, rows: 24, onData: () => {}, user: 'root' })
     assert.equal(await pty.kill(r.pid), true)
+    await assert.rejects(r.wait())
     assert.equal(await pty.kill(r.pid), false)
   })
 }
