@@ -111,15 +111,15 @@ func (b *box) limits(ctx context.Context) string {
 	must(b, err)
 	var metrics stats.Metrics
 	must(b, typeurl.UnmarshalTo(m.Data, &metrics))
-	files := stack.CgroupFiles(b.id, "cpu.cfs_quota_us", "cpu.max", "memory.limit_in_bytes", "memory.max")
+	files := stack.CgroupFiles(b.id, "cpu.cfs_quota_us", "cpu.max")
 	text := []string{fmt.Sprint(metrics.Memory.GetUsageLimit())}
 	for _, f := range files {
 		content, err := os.ReadFile(f)
 		must(b, err)
 		text = append(text, strings.TrimSpace(string(content)))
 	}
-	if len(files) < 2 {
-		b.Errorf("cgroup files %q", files)
+	if len(files) != 1 {
+		b.Errorf("control group's files: %q", files)
 	}
 	return strings.Join(text, " ")
 }
