@@ -42,6 +42,7 @@ all)
 	;;
 long)
 	export CUBE_TEST_LONG=1
+	deploy/setup/image.sh docker browser
 	CGO_ENABLED=1 suites unit -race -timeout 30m "${unit[@]}"
 	suites integration -count=1 -p 1 -timeout 120m "${integration[@]}"
 	;;
