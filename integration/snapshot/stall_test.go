@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,11 +78,16 @@ func TestLimitsStay(t *testing.T) {
 	must(t, b.task.Update(ctx, containerd.WithResources(&specs.LinuxResources{
 		Memory: &specs.LinuxMemory{Limit: &memory}, CPU: &specs.LinuxCPU{Quota: &quota, Period: &period},
 	})))
-	before := b.limits(ctx)
+	before, machine := b.limits(ctx), b.machineLimit()
 	_, err = shim.Rollback(ctx, name)
 	must(t, err)
 	if after := b.limits(ctx); after != before || !strings.Contains(after, "67108864") {
 		t.Errorf("limits before: %s, and after: %s", before, after)
+	}
+	// Pages of the snapshot that it was restored from count twice once they are written, and its limit has room for those. One
+	// snapshot has more of them than another, and none more than the guest has memory.
+	if after := b.machineLimit(); min(machine, after) < guestMemory || max(machine, after)-min(machine, after) > guestMemory {
+		t.Errorf("the machine's memory is limited to %d, and before to %d", after, machine)
 	}
 
 	// And a save doesn't hold up a kill for longer than the agent itself might.
@@ -102,6 +108,23 @@ func TestLimitsStay(t *testing.T) {
 	must(t, err)
 	b.task = nil
 	b.nothingLeft()
+}
+
+// guestMemory is that of a guest whose size nobody has chosen.
+const guestMemory = 256 << 20
+
+// machineLimit is what memory the machine may use of the host's, in bytes.
+func (b *box) machineLimit() int64 {
+	b.Helper()
+	files := stack.CgroupFiles(b.id, "memory.limit_in_bytes", "memory.max")
+	if len(files) != 1 {
+		b.Fatalf("control group's files: %q", files)
+	}
+	content, err := os.ReadFile(files[0])
+	must(b, err)
+	limit, err := strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
+	must(b, err)
+	return limit
 }
 
 // limits are the memory that it may use, as the guest has it, and the processor time of its machine, as the host has it.
