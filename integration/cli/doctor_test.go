@@ -222,8 +222,8 @@ func TestDoctorFixes(t *testing.T) {
 	if again, r := examine(t, "--fix"); r.Err != nil || doctor.Count(again, doctor.Fixed) > 0 {
 		t.Errorf("a second fix: %+v", r)
 	}
-	if running(lostShim) || running(int(before[lost].PID)) || cgroup.Exists(ghost) {
-		t.Errorf("lost shim %v, its machine %v, cgroup %v", running(lostShim), running(int(before[lost].PID)), cgroup.Exists(ghost))
+	if stack.Runs(lostShim) || stack.Runs(int(before[lost].PID)) || cgroup.Exists(ghost) {
+		t.Errorf("lost shim %v, its machine %v, cgroup %v", stack.Runs(lostShim), stack.Runs(int(before[lost].PID)), cgroup.Exists(ghost))
 	}
 
 	if !cgroup.Exists(foreign) {

@@ -59,18 +59,13 @@ func containerd(t *testing.T) int {
 
 func kill(t *testing.T, pid int, sig unix.Signal) {
 	t.Helper()
+	if sig == unix.SIGKILL || sig == unix.SIGTERM {
+		s.End(t, pid, sig)
+		return
+	}
 	if err := unix.Kill(pid, sig); err != nil {
 		t.Fatalf("signal %v to process %d: %v", sig, pid, err)
 	}
-	if sig == unix.SIGKILL || sig == unix.SIGTERM {
-		s.Eventually(t, 20*time.Second, fmt.Sprintf("the end of process %d", pid), func() bool { return !running(pid) })
-	}
-}
-
-// running says whether a process runs; a zombie doesn't.
-func running(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && !strings.Contains(string(b), ") Z ")
 }
 
 func TestSocketsAreRootsAlone(t *testing.T) {
@@ -183,7 +178,7 @@ func TestSandboxSurvives(t *testing.T) {
 	t.Run("cube up ended", func(t *testing.T) {
 		old, ctrd := up(t), containerd(t)
 		kill(t, old, unix.SIGTERM)
-		if running(ctrd) {
+		if stack.Runs(ctrd) {
 			t.Error("its containerd goes on")
 		}
 		if _, err := os.Stat(s.Config.ControlSocket()); err == nil {

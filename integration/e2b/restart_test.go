@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestRestarts has what serves sandboxes die, while some run, some are paused, and some are about to be: nothing is lost, nothing is
@@ -114,7 +116,7 @@ func TestMachineDies(t *testing.T) {
 				leaves(t, "running", sb.ID)
 			}
 			if victim == "machine" {
-				kill(t, pid)
+				s.End(t, pid, unix.SIGKILL)
 			} else {
 				end(t, "containerd-shim-cube-v2", sb.ID)
 			}

@@ -1,7 +1,6 @@
 package e2b
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -56,33 +55,12 @@ func end(t *testing.T, words ...string) {
 	killed := 0
 	for _, p := range s.Processes(words[0]) {
 		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(p.Command, w) }) {
-			kill(t, p.PID)
+			s.End(t, p.PID, unix.SIGKILL)
 			killed++
 		}
 	}
 	if killed == 0 {
 		t.Fatalf("there is no process %q", words)
-	}
-}
-
-func kill(t *testing.T, pid int) {
-	t.Helper()
-	fd, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return // it has ended by itself
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		t.Fatal(err)
-	}
-	for {
-		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(s.Config.Timeout(time.Minute).Milliseconds()))
-		if !errors.Is(err, unix.EINTR) { // the runtime's own signals
-			return
-		}
 	}
 }
 

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cubesandbox/cube/integration/stack"
 	"github.com/cubesandbox/cube/orchestrator/health"
 )
@@ -39,9 +37,9 @@ func awaitReady(t *testing.T, cube int, killed []int) {
 	t.Helper()
 	s.Eventually(t, 30*time.Second, "another containerd and readiness", func() bool {
 		r, pid := readiness(), containerd()
-		return pid != 0 && !slices.Contains(killed, pid) && r.PID != 0 && len(r.Missing()) == 0 || !runs(cube)
+		return pid != 0 && !slices.Contains(killed, pid) && r.PID != 0 && len(r.Missing()) == 0 || !stack.Runs(cube)
 	})
-	if !runs(cube) {
+	if !stack.Runs(cube) {
 		mustUp(t)
 	}
 }
@@ -66,19 +64,6 @@ func action(name, id string) (pids []int) {
 func number(b []byte) int {
 	n, _ := strconv.Atoi(strings.TrimSpace(string(b)))
 	return n
-}
-
-// runs says whether a process runs; a zombie doesn't.
-func runs(pid int) bool {
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	return err == nil && !strings.Contains(string(b), ") Z ")
-}
-
-// kill ends a process, which may have ended by itself, and sees it gone.
-func kill(t *testing.T, pid int) {
-	t.Helper()
-	_ = unix.Kill(pid, unix.SIGKILL)
-	s.Eventually(t, 20*time.Second, "the end of process "+strconv.Itoa(pid), func() bool { return !runs(pid) })
 }
 
 // left lists what is on the host of containers that are gone.

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cubesandbox/cube/integration/stack"
 )
 
@@ -110,7 +112,7 @@ func (r *runner) returns(t *testing.T) {
 	case <-r.ended:
 	case <-time.After(s.Config.Timeout(30 * time.Second)):
 		t.Errorf("the client doesn't return")
-		kill(t, r.cmd.Process.Pid)
+		s.End(t, r.cmd.Process.Pid, unix.SIGKILL)
 		<-r.ended
 	}
 }
@@ -167,7 +169,7 @@ func killAt(t *testing.T, v victim, at step) {
 	r.catchUp()
 	hit := r.furthest
 	for _, pid := range pids {
-		kill(t, pid)
+		s.End(t, pid, unix.SIGKILL)
 	}
 	t.Logf("%s killed (%v) at step %q", v.name, pids, hit)
 	if v.repair != nil {

@@ -104,7 +104,7 @@ func TestContainerdKilledMidExec(t *testing.T) {
 	if _, err := io.ReadFull(out, make([]byte, len("up\n"))); err != nil {
 		t.Fatal(err)
 	}
-	kill(t, old)
+	s.End(t, old, unix.SIGKILL)
 	awaitReady(t, cube, []int{old})
 	a := ask(t, id)
 	a.state(heard, client.Running)

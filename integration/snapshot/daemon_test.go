@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,20 +23,7 @@ func end(t *testing.T, word string, sig unix.Signal) {
 	if len(found) != 1 {
 		t.Fatalf("%d processes have %q: %v", len(found), word, found)
 	}
-	fd, err := unix.PidfdOpen(found[0].PID, 0)
-	must(t, err)
-	defer unix.Close(fd)
-	must(t, unix.PidfdSendSignal(fd, sig, nil, 0))
-	var n int
-	for {
-		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(s.Config.Timeout(time.Minute).Milliseconds()))
-		if !errors.Is(err, unix.EINTR) { // the runtime's own signals
-			break
-		}
-	}
-	if err != nil || n != 1 {
-		t.Fatalf("%s doesn't end: %v", found[0], err)
-	}
+	s.End(t, found[0].PID, sig)
 }
 
 const daemon = " up --daemon"

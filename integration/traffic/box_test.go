@@ -2,18 +2,13 @@ package traffic
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/bpf"
 	"github.com/cubesandbox/cube/cni/network"
@@ -118,19 +113,6 @@ func up() int {
 	defer cancel()
 	r, _ := health.Query(ctx, s.Config.ControlSocket())
 	return r.PID
-}
-
-// end sends a process a signal and waits until it is gone.
-func end(t *testing.T, pid int, signal unix.Signal) {
-	t.Helper()
-	if pid <= 0 {
-		t.Fatalf("there is no process to send %v to", signal)
-	}
-	must(t, unix.Kill(pid, signal))
-	s.Eventually(t, patience, fmt.Sprintf("the end of process %d", pid), func() bool {
-		stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-		return err != nil || strings.Contains(string(stat), ") Z ")
-	})
 }
 
 // dial connects from the host.

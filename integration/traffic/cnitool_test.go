@@ -119,7 +119,7 @@ func TestCNITool(t *testing.T) {
 
 	// Runtimes go on, and containers come and go, while there is no daemon.
 	r.does("add", other)
-	end(t, up(), unix.SIGKILL)
+	s.End(t, up(), unix.SIGKILL)
 	r.does("check", other)
 	r.does("del", other)
 	verbs()

@@ -29,7 +29,7 @@ func TestFirewall(t *testing.T) {
 		t.Errorf("behind the firewall it gets %q", got)
 	}
 	remedy := blocker(t, "chain FORWARD of nftables table ip filter (Docker)")
-	end(t, up(), unix.SIGTERM)
+	s.End(t, up(), unix.SIGTERM)
 	if r := cube(t, "up", "-d"); !strings.Contains(r.Stdout+r.Stderr, "others' rules stop sandboxes' packets") {
 		t.Errorf("cube up doesn't warn: %+v", r)
 	}

@@ -54,7 +54,7 @@ func TestKilled(t *testing.T) {
 				t.Error("no connection is in the host's table")
 			}
 			pid := victim.pid(t, b)
-			end(t, pid, victim.signal)
+			s.End(t, pid, victim.signal)
 			if victim.repair != nil {
 				goOn(t, talks[:2]...)
 				victim.repair(t, pid)

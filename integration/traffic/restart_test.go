@@ -37,9 +37,9 @@ func TestRestart(t *testing.T) {
 		do   func(t *testing.T)
 		runs bool
 	}{
-		{"killed", func(t *testing.T) { end(t, up(), unix.SIGKILL) }, false},
+		{"killed", func(t *testing.T) { s.End(t, up(), unix.SIGKILL) }, false},
 		{"started after the kill", func(t *testing.T) { cube(t, "up", "-d") }, true},
-		{"stopped", func(t *testing.T) { end(t, up(), unix.SIGTERM) }, false},
+		{"stopped", func(t *testing.T) { s.End(t, up(), unix.SIGTERM) }, false},
 		{"started again", func(t *testing.T) { cube(t, "up", "-d") }, true},
 	} {
 		before := attached(t, a, b)

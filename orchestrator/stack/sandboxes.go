@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"time"
@@ -104,7 +103,9 @@ func (s *stack) startProxy(ctx context.Context) error {
 
 // serveE2B serves E2B's API, which tells clients what is being waited for until openE2B.
 func (s *stack) serveE2B(ctx context.Context) error {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.API.Listen.String())
+	free, cancel := context.WithTimeout(ctx, s.cfg.Timeout(portTimeout))
+	defer cancel()
+	l, err := listenTCP(free, s.cfg.API.Listen.String())
 	if err != nil {
 		return fmt.Errorf("E2B API: %w; api.listen of the configuration is another address", err)
 	}

@@ -38,6 +38,8 @@ const (
 	probeTimeout = 2 * time.Second
 	// answerTimeout bounds how long the last answers on the control socket may take when the stack ends.
 	answerTimeout = 2 * time.Second
+	// portTimeout bounds how long the last owner of a port is waited for.
+	portTimeout = 2 * time.Second
 )
 
 // Options are how Up and Down talk to their caller.

@@ -1,0 +1,29 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// listenRetry is how often listenTCP tries: nothing tells when a port becomes free.
+const listenRetry = 20 * time.Millisecond
+
+// listenTCP listens at an address. One that is taken is waited for, as long as ctx goes on: a `cube up` that was killed has
+// lost its lock while its sockets are still open, until its last thread and its child between fork and exec have gone.
+func listenTCP(ctx context.Context, address string) (net.Listener, error) {
+	for {
+		l, err := (&net.ListenConfig{}).Listen(context.WithoutCancel(ctx), "tcp", address)
+		if !errors.Is(err, unix.EADDRINUSE) {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(listenRetry):
+		}
+	}
+}
