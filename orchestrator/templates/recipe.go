@@ -1,0 +1,92 @@
+package templates
+
+import (
+	"context"
+	"io"
+	"strings"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
+)
+
+// Recipe says how a template is made: of an image or of another template's build, step by step.
+type Recipe struct {
+	Team string
+	// Image is what it is made of, if Base is nil.
+	Image string
+	// Registry is how the image's registry is to be asked; nil is without a name.
+	Registry *Registry
+	// Base is the build that it goes on from.
+	Base  *db.Build
+	Steps []Step
+	// Run is a command line of the default user's shell that runs when the machine is saved, so that it runs in each sandbox
+	// already, and Ready one that succeeds when it may be; "" are none.
+	Run, Ready string
+	// Force has everything done, whatever is in the cache.
+	Force bool
+	// CPUs, MemoryMB and DiskMB (both MiB) are those of its sandboxes.
+	CPUs, MemoryMB, DiskMB int
+}
+
+// Registry is a user of a registry.
+type Registry struct{ User, Password string }
+
+// StepType is what a step does, as E2B's SDKs call it.
+type StepType string
+
+const (
+	Run     StepType = "RUN"     // a command line, and maybe as whom
+	Copy    StepType = "COPY"    // from, to, owner or "", octal mode or ""
+	Env     StepType = "ENV"     // names and values, in turns
+	Workdir StepType = "WORKDIR" // a directory, which is made
+	User    StepType = "USER"    // a name
+)
+
+// Step is one of a recipe's.
+type Step struct {
+	Type StepType
+	Args []string
+	// Files is the SHA-256 sum, in hexadecimal digits, that the client has made of what a Copy copies: it names an upload.
+	Files string
+	// Force has this step and those after it done, whatever is in the cache.
+	Force bool
+}
+
+// Files are the uploads of clients.
+type Files interface {
+	// Open opens the gzipped tar of a team's that it calls so. One that isn't there is errdefs.ErrNotFound.
+	Open(ctx context.Context, team, sum string) (io.ReadCloser, error)
+}
+
+// Report tells a line of what is going on. step is "base", "finalize", or a step's number from 1 on.
+type Report func(step string, level lifecycle.Level, message string)
+
+// Failure is why a template couldn't be made, for who has asked for it: Error has it all in one line.
+type Failure struct {
+	// Step is as in Report.
+	Step string
+	// What failed: a command line, say; "" is the step.
+	What string
+	// Last are the last lines of what it has written, at most 20.
+	Last []string
+	// Ready is the last error of the check of whether it is ready, "" if that isn't why.
+	Ready string
+	Err   error
+}
+
+func (f *Failure) Error() string {
+	s := "step " + f.Step
+	if f.What != "" {
+		s += ": " + f.What
+	}
+	s += ": " + f.Err.Error()
+	if f.Ready != "" {
+		s += "; it isn't ready: " + f.Ready
+	}
+	if len(f.Last) > 0 {
+		s += "; the end of its output: " + strings.Join(f.Last, " | ")
+	}
+	return s
+}
+
+func (f *Failure) Unwrap() error { return f.Err }
