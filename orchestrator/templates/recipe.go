@@ -22,6 +22,10 @@ type Recipe struct {
 	// Run is a command line of the default user's shell that runs when the machine is saved, so that it runs in each sandbox
 	// already, and Ready one that succeeds when it may be; "" are none.
 	Run, Ready string
+	// Start is a command line that is started afresh in each sandbox, and Hook is told who each sandbox is before anybody else gets to
+	// it; "" and nil are none.
+	Start string
+	Hook  *db.Hook
 	// Force has everything done, whatever is in the cache.
 	Force bool
 	// CPUs, MemoryMB and DiskMB (both MiB) are those of its sandboxes.
@@ -50,6 +54,17 @@ type Step struct {
 	Files string
 	// Force has this step and those after it done, whatever is in the cache.
 	Force bool
+}
+
+// Made is what a template's build has become.
+type Made struct {
+	// Settings are what sandboxes of it are to know.
+	Settings db.Settings
+	// Digest is the image's that it was made of, "" of a template's build.
+	Digest string
+	// Builder is the version of what has made it, and Inputs a hash of all that went into it: as long as both are the same, another
+	// build would be, too.
+	Builder, Inputs string
 }
 
 // Files are the uploads of clients.
