@@ -16,9 +16,12 @@ type Recipe struct {
 	Image string
 	// Registry is how the image's registry is to be asked; nil is without a name.
 	Registry *Registry
-	// Base is the build that it goes on from.
-	Base  *db.Build
-	Steps []Step
+	// Base is the build that it goes on from, with its user, directory, environment and, where the recipe has none, commands.
+	Base *db.Build
+	// User and Workdir are what the first step and, unless steps say otherwise, sandboxes have as theirs; "" are the base's, of an
+	// image DefaultUser, whom an image without one is given, and the user's home.
+	User, Workdir string
+	Steps         []Step
 	// Run is a command line of the default user's shell that runs when the machine is saved, so that it runs in each sandbox
 	// already, and Ready one that succeeds when it may be; "" are none.
 	Run, Ready string
@@ -28,9 +31,13 @@ type Recipe struct {
 	Hook  *db.Hook
 	// Force has everything done, whatever is in the cache.
 	Force bool
-	// CPUs, MemoryMB and DiskMB (both MiB) are those of its sandboxes.
+	// CPUs, MemoryMB and DiskMB (both MiB) are those of its sandboxes. No disk is one of the configured size, and none is smaller
+	// than its base's.
 	CPUs, MemoryMB, DiskMB int
 }
+
+// DefaultUser is the user that E2B's SDKs expect.
+const DefaultUser = "user"
 
 // Registry is a user of a registry.
 type Registry struct{ User, Password string }
@@ -60,6 +67,8 @@ type Step struct {
 type Made struct {
 	// Settings are what sandboxes of it are to know.
 	Settings db.Settings
+	// DiskMB is how large its disk is, in MiB.
+	DiskMB int
 	// Digest is the image's that it was made of, "" of a template's build.
 	Digest string
 	// Builder is the version of what has made it, and Inputs a hash of all that went into it: as long as both are the same, another
