@@ -34,8 +34,17 @@ type Settings struct {
 	Workdir string `json:"workdir,omitempty"`
 	// Hook is told who the sandbox is before anybody else gets to it.
 	Hook *Hook `json:"hook,omitempty"`
+	// Run is a command line that runs in the snapshot, and Ready one that succeeds when it is ready; "" are none. They are of the
+	// default user's shell.
+	Run   string `json:"run,omitempty"`
+	Ready string `json:"ready,omitempty"`
 	// Start is a command that is started afresh in each sandbox: none runs in the snapshot. It is of the default user's shell.
 	Start string `json:"start,omitempty"`
+	// Digest is that of the image that it was made of, "" where that was a template's build. Builder is the version of what has made
+	// it, and Inputs the digest of all that went into its disk.
+	Digest  string `json:"digest,omitempty"`
+	Builder string `json:"builder,omitempty"`
+	Inputs  string `json:"inputs,omitempty"`
 	// Container is what has to be known to make a container of the snapshot, for whoever makes it.
 	Container json.RawMessage `json:"container,omitempty"`
 }
@@ -66,6 +75,22 @@ func (d *DB) BeginBuild(ctx context.Context, b Build) error {
 	}
 	_, err = d.write.ExecContext(ctx, "INSERT INTO builds (id, snapshot, origin, created, cpus, memory, disk, settings) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
 		b.ID, b.Snapshot, b.Origin, stamp(b.CreatedAt), b.CPUs, b.MemoryMB, b.DiskMB, string(settings))
+	return d.explain("write to", err)
+}
+
+// DescribeBuild writes down what is known of a build only when its snapshot has been made, before Publish. diskMB is in MiB.
+func (d *DB) DescribeBuild(ctx context.Context, id string, diskMB int, settings Settings) error {
+	b, err := json.Marshal(settings)
+	if err != nil {
+		return err
+	}
+	res, err := d.write.ExecContext(ctx, "UPDATE builds SET disk = ?, settings = ? WHERE id = ? AND template IS NULL", diskMB, string(b), id)
+	if err == nil {
+		var n int64
+		if n, err = res.RowsAffected(); err == nil && n != 1 {
+			err = errdefs.ErrNotFound.WithMessage("build " + id + " isn't being made")
+		}
+	}
 	return d.explain("write to", err)
 }
 

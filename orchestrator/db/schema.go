@@ -90,4 +90,16 @@ CREATE TABLE ended (
 	reason TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX ended_at ON ended (at);
+`, `
+-- Disks as they are after the steps of templates' builds.
+CREATE TABLE layers (
+	snapshot TEXT PRIMARY KEY,
+	team TEXT NOT NULL REFERENCES teams,
+	sum TEXT NOT NULL,
+	bytes INTEGER NOT NULL DEFAULT 0,
+	created INTEGER NOT NULL,
+	used INTEGER NOT NULL,
+	ready INTEGER NOT NULL DEFAULT 0 CHECK (ready IN (0, 1))
+) STRICT, WITHOUT ROWID;
+CREATE INDEX layers_of ON layers (team, sum);
 `}

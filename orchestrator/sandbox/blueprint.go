@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -76,19 +77,28 @@ func (c *Client) Restore(ctx context.Context, r Restored) error {
 		}
 		s.Annotations[spec.NetworkKey] = string(b)
 	}
-	origin, err := c.savedContainer(r.Snapshot)
+	dir, release, err := c.checkpoint(ctx, r.ID, r.Snapshot, false)
 	if err != nil {
 		return err
-	}
-	dir, release, err := c.claim(ctx, "restore-"+r.ID)
-	if err != nil {
-		return fmt.Errorf("make the directory of the checkpoint: %w", err)
 	}
 	defer release() // a directory that is left is removed by the next cube up
-	if err := (saved.Checkpoint{Snapshot: r.Snapshot, Container: origin}).Write(dir); err != nil {
-		return err
-	}
 	return c.restore(ctx, r.ID, image, &s, dir, r.Labels)
+}
+
+// checkpoint makes a directory with a checkpoint of a snapshot, for the container to be created from it. It is there until release.
+func (c *Client) checkpoint(ctx context.Context, id, name string, cold bool) (dir string, release func() error, err error) {
+	origin, err := c.savedContainer(name)
+	if err != nil {
+		return "", nil, err
+	}
+	dir, release, err = c.claim(ctx, "restore-"+id)
+	if err != nil {
+		return "", nil, fmt.Errorf("make the directory of the checkpoint: %w", err)
+	}
+	if err := (saved.Checkpoint{Snapshot: name, Container: origin, Cold: cold}).Write(dir); err != nil {
+		return "", nil, errors.Join(err, release())
+	}
+	return dir, release, nil
 }
 
 // savedContainer is the id that the one container of a snapshot had.

@@ -141,7 +141,9 @@ func formatAll(all []platforms.Platform) []string {
 type PullOptions struct {
 	// User and Secret are for the registry; "" pulls as nobody.
 	User, Secret string
-	Progress     Progress
+	// Labels are containerd's.
+	Labels   map[string]string
+	Progress Progress
 }
 
 // Pull fetches an image from its registry and unpacks it. It returns the image's full name.
@@ -160,18 +162,29 @@ func (c *Client) Pull(ctx context.Context, ref string, o PullOptions) (string, e
 func (c *Client) pull(ctx context.Context, name string, o PullOptions) (client.Image, error) {
 	// Without a scheme of ours, registries on this machine may speak plain HTTP, where there is no one to listen in; all
 	// others must speak TLS. What the host's containerd configuration says of a registry goes first.
-	hosts := remoteconfig.HostOptions{
-		HostDir:     remoteconfig.HostDirFromRoot(registryConfig),
-		Credentials: func(string) (string, string, error) { return o.User, o.Secret, nil },
-	}
+	hosts := remoteconfig.HostOptions{HostDir: remoteconfig.HostDirFromRoot(registryConfig), Credentials: o.credentials(name)}
 	resolver := docker.NewResolver(docker.ResolverOptions{Hosts: remoteconfig.ConfigureHosts(ctx, hosts)})
 	stop := o.Progress.step("pulling " + name)
-	img, err := c.ctrd.Pull(ctx, name, client.WithResolver(resolver))
+	img, err := c.ctrd.Pull(ctx, name, client.WithResolver(resolver), client.WithPullLabels(o.Labels))
 	stop()
 	if err != nil {
 		return nil, fmt.Errorf("pull %s: %s; check the name and the network, or `cube image import` it from a file", name, pullCause(err))
 	}
 	return img, c.unpack(ctx, img, o.Progress)
+}
+
+// credentials are for the image's own registry: a mirror gets none.
+func (o PullOptions) credentials(name string) func(host string) (user, secret string, err error) {
+	registry := ""
+	if named, err := reference.ParseNormalizedNamed(name); err == nil {
+		registry = reference.Domain(named)
+	}
+	return func(host string) (string, string, error) {
+		if own, err := docker.DefaultHost(registry); err != nil || host != own && host != registry {
+			return "", "", err
+		}
+		return o.User, o.Secret, nil
+	}
 }
 
 // pullCause says in a few words why a pull failed: the library repeats the URL at every layer.

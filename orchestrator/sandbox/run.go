@@ -125,9 +125,18 @@ func (c *Client) create(ctx context.Context, u *undo.Stack, s Spec, creator cio.
 		defer cancel()
 		return c.remove(cctx, ctr, task)
 	})
+	var from []client.NewTaskOpts
+	if s.From != "" {
+		dir, release, err := c.checkpoint(ctx, s.ID, s.From, true)
+		if err != nil {
+			return created{}, err
+		}
+		defer release() // a directory that is left is removed by the next cube up
+		from = append(from, client.WithRestoreImagePath(dir))
+	}
 	tctx, cancel := c.patient(ctx)
 	defer cancel()
-	if task, err = ctr.NewTask(tctx, creator); err == nil {
+	if task, err = ctr.NewTask(tctx, creator, from...); err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {

@@ -16,6 +16,20 @@ func (c *Client) Save(ctx context.Context, id, name string) (string, error) {
 	return c.save(c.context(ctx), id, name, "")
 }
 
+// SaveDisks makes a snapshot of a running container's disk alone, with which others can begin. The container goes on.
+func (c *Client) SaveDisks(ctx context.Context, id, name string) error {
+	ctx = c.context(ctx)
+	if _, _, err := c.runningTask(ctx, id); err != nil {
+		return err
+	}
+	shim, err := snapshots.Dial(ctx, c.cfg, c.cfg.Containerd.Namespace, id)
+	if err != nil {
+		return err
+	}
+	defer shim.Close()
+	return shim.SaveDisks(ctx, name)
+}
+
 func (c *Client) save(ctx context.Context, id, name string, purpose saved.Purpose) (string, error) {
 	if _, _, err := c.runningTask(ctx, id); err != nil {
 		return "", err

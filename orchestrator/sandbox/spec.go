@@ -45,6 +45,8 @@ type Spec struct {
 	// Entrypoint replaces the image's entrypoint and drops its command; nil keeps both.
 	Entrypoint *string
 	Process    Process
+	// From is a snapshot with whose disk the container begins, "" for the image's. No memory comes from there.
+	From string
 	// CPUs and Memory (bytes) are the container's limits and, rounded up, its machine's size; Disk (bytes) is its root
 	// disk's. 0 = the configured default.
 	CPUs        float64

@@ -18,15 +18,16 @@ import (
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
-// orCold decides whether the container goes on from its snapshot. One that is paused, and whose machine can't be restored on
-// this host any more, comes back from its disk: what it had in memory is lost, which is better than all of it.
+// orCold decides whether the container goes on from its snapshot, or begins anew with the disk as its checkpoint may say. One that is
+// paused, and whose machine can't be restored on this host any more, comes back from its disk, too: what it had in memory is lost,
+// which is better than all of it.
 func (n *creation) orCold(ctx context.Context) error {
 	if n.from == nil {
 		return nil
 	}
 	paused := n.from.pod.Purpose == saved.ForPause
-	if n.from.cold && paused {
-		n.beginAnew("that is how it was to be resumed")
+	if n.from.cold {
+		n.beginAnew("that is how it was asked for")
 		return nil
 	}
 	err := n.env.Launcher(n.cfg).Restorable(ctx, n.from.info.ID)
@@ -47,7 +48,8 @@ func (n *creation) beginAnew(why string) {
 	n.from, n.saved = nil, nil
 }
 
-// coldRoot has the root be a copy of the disk that was saved, in the directory of the machine's disks.
+// coldRoot has the root be a copy of the disk that was saved, in the directory of the machine's disks, and no smaller than the one
+// that containerd has prepared for it: the guest has the file system fill it.
 func (n *creation) coldRoot(ctx context.Context) (err error) {
 	refuse := func(why string) error {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s can't come back from its disk: %s", n.ID, why))
@@ -64,6 +66,10 @@ func (n *creation) coldRoot(ctx context.Context) (err error) {
 	if !writable(&s.Info, vmm.RootSerial) {
 		return refuse("its snapshot has no writable root")
 	}
+	prepared, err := os.Stat(n.Rootfs[0].Source)
+	if err != nil {
+		return fmt.Errorf("the disk of container %s: %w", n.ID, err)
+	}
 	path := filepath.Join(n.making.state.DiskDir, vmm.DiskFile(vmm.RootSerial))
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -76,12 +82,24 @@ func (n *creation) coldRoot(ctx context.Context) (err error) {
 	if err == nil {
 		_, err = reflink.Clone(ctx, f, image)
 	}
+	if err == nil {
+		err = grow(f, prepared.Size())
+	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("make the disk of container %s: %w", n.ID, err)
 	}
 	m := n.Rootfs[0]
 	n.Rootfs = []*types.Mount{{Type: m.Type, Source: path, Target: m.Target, Options: m.Options}}
 	return nil
+}
+
+// grow makes a file larger than it is, if it isn't as large.
+func grow(f *os.File, size int64) error {
+	st, err := f.Stat()
+	if err == nil && st.Size() < size {
+		err = f.Truncate(size)
+	}
+	return err
 }
 
 func writable(s *snapshot.Info, serial string) bool {

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,7 +145,7 @@ func (n *creation) prepare() (err error) {
 // room refuses what would fill the store. A paused container can go on: it takes no more than it has, and may be what frees
 // some of it.
 func (n *creation) room(ctx context.Context) error {
-	if n.cold != "" || n.from != nil && n.from.pod.Purpose == saved.ForPause {
+	if from := cmp.Or(n.from, n.coldFrom); from != nil && from.pod.Purpose == saved.ForPause {
 		return nil
 	}
 	if err := n.env.Launcher(n.cfg).Room(ctx); err != nil {

@@ -29,8 +29,14 @@ func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (*sn
 	return p.save(ctx, name, purpose, false, nil)
 }
 
+// SaveDisks is Save of a machine's disks alone, for other containers to begin with. What runs there has written what it had to
+// write by then, or there is no snapshot.
+func (p *Pod) SaveDisks(ctx context.Context, name string) (*snapshot.Info, error) {
+	return p.save(ctx, name, "", true, nil)
+}
+
 // save is Save. With settle the machine ends with the moment that is saved, when settle, which is called once the snapshot
-// is there, has succeeded; with disksOnly its memory is lost then.
+// is there, has succeeded. With disksOnly its memory isn't saved.
 func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, disksOnly bool, settle func(*snapshot.Info) error) (info *snapshot.Info, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -44,7 +50,7 @@ func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, disk
 	if err != nil {
 		return nil, err
 	}
-	q := &quiesce{pod: p, purpose: purpose, last: settle != nil, giveUp: cancel}
+	q := &quiesce{pod: p, purpose: purpose, last: settle != nil, resting: settle != nil || disksOnly, giveUp: cancel}
 	if q.changed, err = p.unchanged(ctx, v.timeout); err != nil {
 		return nil, err
 	}
@@ -62,7 +68,11 @@ func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, disk
 		return nil, err
 	}
 	if !q.last {
-		info, err = q.vm.made.store().Save(ctx, name, q.vm.machine, q, q.note)
+		save := q.vm.made.store().Save
+		if disksOnly {
+			save = q.vm.made.store().SaveDisks
+		}
+		info, err = save(ctx, name, q.vm.machine, q, q.note)
 		return info, q.vm.explain(err)
 	}
 	if info, err = q.vm.made.store().SaveLast(ctx, name, q.vm.machine, q, disksOnly, q.note, settle); err != nil {
@@ -108,6 +118,7 @@ type quiesce struct {
 	vm      *vm
 	purpose saved.Purpose
 	last    bool                    // the machine ends with the save
+	resting bool                    // a guest that doesn't come to rest isn't saved
 	giveUp  context.CancelCauseFunc // calls the save off
 	changed func()                  // lets changes happen again; nil once they may, or somebody else sees to it
 	over    func()                  // ends the stillness
@@ -128,7 +139,7 @@ func (q *quiesce) Freeze(ctx context.Context) error {
 	q.over = q.pod.standStill(q.vm, q.giveUp)
 	err := q.vm.guest.Freeze(ctx)
 	q.is, q.err = q.pod.capture(q.vm) // also of a guest that is saved as it is
-	if q.err == nil && err != nil && q.last {
+	if q.err == nil && err != nil && q.resting {
 		q.err = errNotAtRest
 	}
 	if err == nil {

@@ -20,7 +20,7 @@ type Checkpoint struct {
 	Container string `json:"container"` // its id on the host
 	// Time is when it was saved.
 	Time time.Time `json:"time"`
-	// Cold: a paused container begins anew with the disk, whatever is in its memory.
+	// Cold: the container begins anew with the disk, whatever is in its memory.
 	Cold bool `json:"cold,omitempty"`
 }
 

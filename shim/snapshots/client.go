@@ -66,6 +66,14 @@ func (c *Client) Save(ctx context.Context, name string, purpose saved.Purpose) (
 	return r.Snapshot, nil
 }
 
+// SaveDisks makes a snapshot of the pod's disks alone.
+func (c *Client) SaveDisks(ctx context.Context, name string) error {
+	if _, err := c.api.Save(ctx, &api.SaveRequest{Snapshot: name, DisksOnly: true}); err != nil {
+		return errgrpc.ToNative(err)
+	}
+	return nil
+}
+
 // Pause saves a container to disk and ends it; see pod.PauseToDisk.
 func (c *Client) Pause(ctx context.Context, id string, cold bool) error {
 	if _, err := c.api.Pause(ctx, &api.PauseRequest{Container: id, Cold: cold}); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/cubesandbox/cube/shim/internal/answer"
 	"github.com/cubesandbox/cube/shim/pod"
 	"github.com/cubesandbox/cube/shim/saved"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 // Service answers for one pod.
@@ -41,13 +42,23 @@ func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveRespon
 	if !purpose.Valid() {
 		return nil, answer.Error(errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("no snapshot is for %q", r.Purpose)))
 	}
-	info, err := s.pod.Save(ctx, r.Snapshot, purpose)
+	if r.DisksOnly && purpose != "" {
+		return nil, answer.Error(errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("no snapshot of disks alone is for %q", r.Purpose)))
+	}
+	info, err := s.save(ctx, r, purpose)
 	if err != nil {
 		s.log.Error("save", "snapshot", r.Snapshot, "error", err)
 		return nil, answer.Error(err)
 	}
 	s.log.Debug("save", "snapshot", info.ID, "took", time.Since(began))
 	return &api.SaveResponse{Snapshot: info.ID, Frozen: info.Frozen}, nil
+}
+
+func (s *Service) save(ctx context.Context, r *api.SaveRequest, purpose saved.Purpose) (*snapshot.Info, error) {
+	if r.DisksOnly {
+		return s.pod.SaveDisks(ctx, r.Snapshot)
+	}
+	return s.pod.Save(ctx, r.Snapshot, purpose)
 }
 
 // Pause implements the API.

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cubesandbox/cube/internal/reflink"
 	"github.com/cubesandbox/cube/vmm"
 	"github.com/cubesandbox/cube/vmm/memory"
@@ -61,4 +63,36 @@ func (p *parentDisk) inherit(f *os.File, size int64) (memory.Digests, error) {
 		return nil, err
 	}
 	return p.Digests.Update(f, size, changed)
+}
+
+// Added tells how many bytes a snapshot's disks have that are not, in the same place, on those of the snapshot before; "" or one
+// that is gone has none.
+func (s *Store) Added(id, before string) (int64, error) {
+	own, parent := s.disksOf(id), s.disksOf(before)
+	defer own.close()
+	defer parent.close()
+	if len(own) == 0 {
+		return 0, notFound(id)
+	}
+	var sum int64
+	for serial, d := range own {
+		n, err := d.added(parent[serial])
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+func (p *parentDisk) added(to *parentDisk) (int64, error) {
+	if to != nil && to.Size == p.Size {
+		changed, err := reflink.Differing(p.file, to.file, p.Size, memory.ChunkSize)
+		if !errors.Is(err, reflink.ErrUnmapped) {
+			return int64(len(changed)) * memory.ChunkSize, err
+		}
+	}
+	var st unix.Stat_t
+	err := unix.Fstat(int(p.file.Fd()), &st)
+	return st.Blocks * 512, err
 }

@@ -61,6 +61,11 @@ func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesc
 	return s.save(ctx, id, m, vmm.SaveRequest{Quiesce: q}, note, nil)
 }
 
+// SaveDisks is Save for the disks alone: what the guest hadn't written to them is lost, unless Info.Frozen.
+func (s *Store) SaveDisks(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, note Note) (*Info, error) {
+	return s.save(ctx, id, m, vmm.SaveRequest{Quiesce: q, DisksOnly: true}, note, nil)
+}
+
 // SaveLast is Save for a machine whose life ends with it: nothing happens in it after the moment that is saved. settle is
 // called when the snapshot is there. If that fails, or anything before, the machine goes on and there is no snapshot;
 // otherwise it stands still, and is only to be stopped. disksOnly leaves its memory out.

@@ -1,0 +1,85 @@
+package machines
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
+	"github.com/cubesandbox/cube/orchestrator/sandbox"
+	"github.com/cubesandbox/cube/shim/spec"
+)
+
+// Beginning is what a machine begins with that goes on from no other.
+type Beginning struct {
+	ID, Team string
+	// Image is one that is here. Disk is a snapshot of a machine that began with it, whose disk takes the place of the image's; "" is
+	// none.
+	Image, Disk string
+	// Args are arguments of envd, which is the first process; Env are added to the image's variables.
+	Args, Env              []string
+	CPUs, MemoryMB, DiskMB int
+}
+
+// Begin makes a running machine, and returns where it is reached and what lifecycle.Machine has to say of snapshots of it.
+func (m *Machines) Begin(ctx context.Context, b Beginning) (addr netip.Addr, container json.RawMessage, err error) {
+	if err := m.client.Await(ctx); err != nil {
+		return addr, nil, err
+	}
+	settings, err := Settings(lifecycle.Egress{})
+	if err != nil {
+		return addr, nil, err
+	}
+	entry := sandbox.Envd
+	_, err = m.client.RunDetached(ctx, sandbox.Spec{
+		ID: b.ID, Image: b.Image, From: b.Disk, Entrypoint: &entry,
+		Process: sandbox.Process{Args: b.Args, Env: b.Env, User: "root", Cwd: "/"},
+		Disk:    int64(b.DiskMB) << 20,
+		Annotations: map[string]string{
+			spec.VCPUs: strconv.Itoa(b.CPUs), spec.Memory: strconv.Itoa(b.MemoryMB) + "MiB",
+		},
+		Labels: map[string]string{Label: b.Team}, Whole: true, Network: settings,
+	}, nil)
+	if err != nil {
+		return addr, nil, err
+	}
+	blueprint, err := m.client.Blueprint(ctx, b.ID)
+	if err != nil {
+		return addr, nil, err
+	}
+	if container, err = json.Marshal(blueprint); err != nil {
+		return addr, nil, err
+	}
+	seen, err := m.Look(ctx, b.ID)
+	if err == nil && seen.State != lifecycle.Runs {
+		err = errdefs.ErrFailedPrecondition.WithMessage("its machine has ended: " + seen.Why)
+	}
+	return seen.Addr, container, err
+}
+
+// Fetch has an image be here.
+func (m *Machines) Fetch(ctx context.Context, f sandbox.Fetch) (sandbox.Fetched, error) {
+	if err := m.client.Await(ctx); err != nil {
+		return sandbox.Fetched{}, err
+	}
+	return m.client.Fetch(ctx, f)
+}
+
+// SaveDisk makes a snapshot of a running machine's disk alone, which goes on, and tells how many bytes are on that disk and not on
+// the one of the snapshot before, "" for none.
+func (m *Machines) SaveDisk(ctx context.Context, id, name, before string) (bytes int64, err error) {
+	if err := m.client.Await(ctx); err != nil {
+		return 0, err
+	}
+	if err := m.client.SaveDisks(ctx, id, name); err != nil {
+		return 0, err
+	}
+	if bytes, err = m.store.Added(name, before); err != nil {
+		return 0, fmt.Errorf("measure snapshot %s: %w", name, err)
+	}
+	return bytes, nil
+}
