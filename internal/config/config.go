@@ -46,6 +46,7 @@ type Config struct {
 	Network    Network    `toml:"network"`
 	API        API        `toml:"api"`
 	Proxy      Proxy      `toml:"proxy"`
+	Templates  Templates  `toml:"templates"`
 }
 
 // Containerd says which containerd is used.
@@ -114,6 +115,8 @@ func Default() *Config {
 		Network: defaultNetwork(),
 		API:     defaultAPI(),
 		Proxy:   defaultProxy(),
+
+		Templates: defaultTemplates(),
 	}
 }
 
@@ -212,6 +215,9 @@ func (c *Config) complete() error {
 		return err
 	}
 	if err := c.Proxy.validate(); err != nil {
+		return err
+	}
+	if err := c.Templates.validate(); err != nil {
 		return err
 	}
 	return c.Network.validate()
