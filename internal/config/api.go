@@ -13,8 +13,6 @@ type API struct {
 	Listen netip.AddrPort `toml:"listen"`
 	// MaxTimeout is the longest that a sandbox may run at a stretch; 0 = any.
 	MaxTimeout Duration `toml:"max_timeout"`
-	// MaxSandboxes is how many sandboxes of one team may run at once; 0 = any number.
-	MaxSandboxes int `toml:"max_sandboxes"`
 	// MetricsFrom are the clients that may read GET /metrics, by address.
 	MetricsFrom []netip.Prefix `toml:"metrics_from"`
 	// MetricsInterval is how often sandboxes are asked what they use; 0 = when somebody wants to know.
@@ -38,8 +36,6 @@ func (a *API) validate() error {
 		return fmt.Errorf("api.listen = %q must be an address with a port, for example 127.0.0.1:3000", a.Listen)
 	case a.MaxTimeout < 0 || a.MaxTimeout > 0 && time.Duration(a.MaxTimeout) < time.Second:
 		return fmt.Errorf("api.max_timeout = %q must be 0 or at least a second", time.Duration(a.MaxTimeout))
-	case a.MaxSandboxes < 0:
-		return fmt.Errorf("api.max_sandboxes = %d must be 0 or more", a.MaxSandboxes)
 	case a.MetricsInterval != 0 && time.Duration(a.MetricsInterval) < time.Second:
 		return fmt.Errorf("api.metrics_interval = %q must be 0 or at least a second", time.Duration(a.MetricsInterval))
 	case a.Traces != "" && (err != nil || traces.Scheme != "http" && traces.Scheme != "https" || traces.Host == ""):

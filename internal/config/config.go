@@ -47,6 +47,8 @@ type Config struct {
 	API        API        `toml:"api"`
 	Proxy      Proxy      `toml:"proxy"`
 	Templates  Templates  `toml:"templates"`
+	Admission  Admission  `toml:"admission"`
+	Limits     Limits     `toml:"limits"`
 }
 
 // Containerd says which containerd is used.
@@ -111,11 +113,12 @@ func Default() *Config {
 			UIDCount:      1 << 16,
 			BaseSnapshots: 8,
 		},
-		Logs:    Logs{MaxSize: 10 * units.MiB, MaxFiles: 3},
-		Network: defaultNetwork(),
-		API:     defaultAPI(),
-		Proxy:   defaultProxy(),
-
+		Logs:      Logs{MaxSize: 10 * units.MiB, MaxFiles: 3},
+		Network:   defaultNetwork(),
+		API:       defaultAPI(),
+		Proxy:     defaultProxy(),
+		Admission: defaultAdmission(),
+		Limits:    defaultLimits(),
 		Templates: defaultTemplates(),
 	}
 }
@@ -218,6 +221,12 @@ func (c *Config) complete() error {
 		return err
 	}
 	if err := c.Templates.validate(); err != nil {
+		return err
+	}
+	if err := c.Admission.validate(); err != nil {
+		return err
+	}
+	if err := c.Limits.validate(); err != nil {
 		return err
 	}
 	return c.Network.validate()

@@ -50,13 +50,13 @@ func TestLoad(t *testing.T) {
 		{name: "upstream", file: "[network]\ndns_upstreams = ['dns.example']\n", err: "is not an address"},
 		{name: "upstream nowhere", file: "[network]\ndns_upstreams = ['0.0.0.0']\n", err: "0.0.0.0:53"},
 		{name: "upstream in the pool", file: "[network]\ndns_upstreams = ['10.200.0.1']\n", err: "network.pool"},
-		{name: "API", file: "[api]\nlisten = '[::1]:80'\nmax_timeout = '24h'\nmax_sandboxes = 20\ntraces = 'https://otel.example:4318'\n", check: func(c *Config) bool {
-			return c.API.Listen.Port() == 80 && time.Duration(c.API.MaxTimeout) == 24*time.Hour && c.API.MaxSandboxes == 20
+		{name: "API", file: "[api]\nlisten = '[::1]:80'\nmax_timeout = '24h'\ntraces = 'https://otel.example:4318'\n", check: func(c *Config) bool {
+			return c.API.Listen.Port() == 80 && time.Duration(c.API.MaxTimeout) == 24*time.Hour
 		}},
 		{name: "API's port", file: "[api]\nlisten = '127.0.0.1:0'\n", err: "api.listen"},
 		{name: "negative timeout", file: "[api]\nmax_timeout = '-1s'\n", err: "api.max_timeout"},
 		{name: "timeout of a blink", file: "[api]\nmax_timeout = '1ms'\n", err: "api.max_timeout"},
-		{name: "negative sandboxes", file: "[api]\nmax_sandboxes = -1\n", err: "api.max_sandboxes"},
+		{name: "sandboxes of the API", file: "[api]\nmax_sandboxes = 1\n", err: "line 2: unknown key [api max_sandboxes]"},
 		{name: "traces nowhere", file: "[api]\ntraces = 'localhost:4318'\n", err: "api.traces"},
 		{name: "proxy", check: func(c *Config) bool {
 			return c.Proxy.Name() == "sandbox.localhost" && c.Proxy.Authority() == "sandbox.localhost:3002"
@@ -72,6 +72,27 @@ func TestLoad(t *testing.T) {
 		{name: "domain's port", file: "[proxy]\ndomain = 'sandbox.example:x'\n", err: "proxy.domain"},
 		{name: "certificate without key", file: "[proxy]\ntls_cert = '/x'\n", err: "go together"},
 		{name: "relative certificate", file: "[proxy]\ntls_cert = 'x'\ntls_key = 'y'\n", err: "absolute"},
+		{name: "admission", file: "[admission]\nmemory_headroom = '1GiB'\ncpu_overcommit = 8\nmemory_overcommit = 1.5\nio_pressure = 100\n", check: func(c *Config) bool {
+			return c.Admission == Admission{MemoryHeadroom: 1 << 30, CPUOvercommit: 8, MemoryOvercommit: 1.5, DiskOvercommit: 64, DisposableMemory: 96 << 20, MemoryPressure: 20, IOPressure: 100}
+		}},
+		{name: "less than nothing is overcommitted", file: "[admission]\ncpu_overcommit = 0.5\n", err: "admission.cpu_overcommit = 0.5 must be between 1"},
+		{name: "no factor", file: "[admission]\nmemory_overcommit = nan\n", err: "admission.memory_overcommit = NaN"},
+		{name: "any factor", file: "[admission]\ndisk_overcommit = inf\n", err: "admission.disk_overcommit"},
+		{name: "pressure of more than all", file: "[admission]\nmemory_pressure = 101\n", err: "admission.memory_pressure = 101"},
+		{name: "negative pressure", file: "[admission]\ncpu_pressure = -1\n", err: "admission.cpu_pressure = -1"},
+		{name: "no floor", file: "[admission]\ndisposable_memory = '1KiB'\n", err: "admission.disposable_memory"},
+		{name: "limits", file: "[limits]\nrunning = 20\nmemory = '8GiB'\n[limits.team.blue]\nrunning = 0\ncreates_per_minute = 30\n", check: func(c *Config) bool {
+			red, none := c.Limits.Of("red")
+			blue, own := c.Limits.Of("blue")
+			return red.Running == 20 && red.CreatesPerMinute == 0 && len(none) == 0 && blue.Running == 0 && blue.Memory == 8<<30 && blue.CreatesPerMinute == 30 &&
+				blue.CreateBurst == 20 && own["running"] && own["creates_per_minute"] && len(own) == 2
+		}},
+		{name: "negative limit", file: "[limits]\nrunning = -1\n", err: "limits.running = -1"},
+		{name: "negative limit of a team's", file: "[limits.team.blue]\nvcpus = -1\n", err: "limits.team.blue.vcpus = -1"},
+		{name: "limit that there isn't", file: "[limits.team.blue]\nrunners = 1\n", err: "line 2: unknown key [limits team blue runners]"},
+		{name: "no burst", file: "[limits]\ncreate_burst = 0\n", err: "limits.create_burst"},
+		{name: "any rate", file: "[limits]\ncreates_per_minute = 1000001\n", err: "limits.creates_per_minute"},
+		{name: "no team", file: "[limits.team.'Blue Team']\nrunning = 1\n", err: "limits.team.Blue Team"},
 		{name: "uid range", file: "[vm]\nuid_base = 0\n", err: "unprivileged"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
