@@ -15,6 +15,7 @@ import (
 
 	"github.com/cubesandbox/cube/guest-agent/api"
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/internal/meminfo"
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/shim/record"
@@ -139,6 +140,10 @@ func (k *making) boot(ctx context.Context, root *os.File) error {
 	if k.attached != nil {
 		defer k.attached.Tap.Close() // the machine has its own
 		r.Tap = k.attached.Tap
+	}
+	// Whatever was promised to whom: others may have taken it meanwhile.
+	if err := meminfo.Check(k.cfg, int64(r.Shape.MemoryMiB)<<20); err != nil {
+		return err
 	}
 	m, err := k.env.Launcher(k.cfg).Launch(ctx, r)
 	if err != nil {
