@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/e2b"
 	"github.com/cubesandbox/cube/orchestrator/health"
@@ -34,6 +35,11 @@ type asleep struct {
 func (a asleep) All(context.Context) (map[string]lifecycle.Seen, error) { return a.all, nil }
 
 func (a asleep) Look(_ context.Context, id string) (lifecycle.Seen, error) { return a.all[id], nil }
+
+// Read and CPUUsed are of a host that nothing is started on.
+func (asleep) Read() (admission.Reading, error) { return admission.Reading{}, nil }
+
+func (asleep) CPUUsed() (float64, error) { return 0, nil }
 
 func (asleep) Watch(ctx context.Context, ready func(), _ func(string)) error {
 	ready()
@@ -121,7 +127,7 @@ func listServer(ctx context.Context, u *undo.Stack) (address, key string, err er
 		}
 	}
 	log := slog.New(slog.DiscardHandler)
-	engine, err := lifecycle.New(ctx, d, a, nil, filepath.Join(dir, "seed"), lifecycle.Options{Log: log})
+	engine, err := lifecycle.New(ctx, d, a, nil, filepath.Join(dir, "seed"), lifecycle.Options{Log: log, Host: a})
 	if err != nil {
 		return "", "", err
 	}

@@ -16,7 +16,7 @@ var (
 	// waiting is how a create is refused while cube starts.
 	waiting = regexp.MustCompile(`^cube is starting and waits for: [a-z]`)
 	// missing is how it is refused for want of something: room, a turn, a dependency.
-	missing = regexp.MustCompile(`MiB of memory left|starts \d+ sandboxes at a time|containerd at /\S+ has gone`)
+	missing = regexp.MustCompile(`left for sandboxes|MiB of memory left|starts \d+ sandboxes at a time|containerd at /\S+ has gone`)
 )
 
 // creates asks for n sandboxes, one every 75 ms from now on, whatever state the stack is in, and returns when all of them have been

@@ -45,6 +45,8 @@ type Settings struct {
 	Digest  string `json:"digest,omitempty"`
 	Builder string `json:"builder,omitempty"`
 	Inputs  string `json:"inputs,omitempty"`
+	// Profile is how much of what a sandbox has is reserved for it, unless its create says so; "" is as by default.
+	Profile string `json:"profile,omitempty"`
 	// Container is what has to be known to make a container of the snapshot, for whoever makes it.
 	Container json.RawMessage `json:"container,omitempty"`
 }

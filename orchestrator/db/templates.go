@@ -229,6 +229,12 @@ func (d *DB) Snapshots(ctx context.Context, team string, f SnapshotFilter) ([]Ta
 	})
 }
 
+// CountSnapshots tells how many Snapshots there are of a team's.
+func (d *DB) CountSnapshots(ctx context.Context, team string) (n int, err error) {
+	err = d.read.QueryRowContext(ctx, "SELECT count(*) FROM tags JOIN templates t ON t.id = tags.template WHERE t.team = ? AND t.snapshot", team).Scan(&n)
+	return n, d.explain("read", err)
+}
+
 // DeleteTemplate forgets a template of the team's own, or with a tag only that, and the template with its last one. Its builds
 // are loose then. While sandboxes are of them it is errdefs.ErrInvalidArgument.
 func (d *DB) DeleteTemplate(ctx context.Context, team string, r Ref) error {

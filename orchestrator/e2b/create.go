@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/e2b/jsonbody"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
@@ -87,6 +88,10 @@ func (s *Server) readCreate(c *call, g generation) (lifecycle.Create, error) {
 	w.AutoResume = resume.Bool("enabled", false)
 	w.Network = readNetwork(b.Object("network"))
 	checkMetadata(b, w.Metadata)
+	var err error
+	if w.Profile, err = admission.ParseProfile(w.Metadata[profileKey]); err != nil {
+		b.Fail(jsonbody.Key("metadata", profileKey), "%v", err)
+	}
 	checkEnv(b, w.Env)
 	if err := c.checked(); err != nil {
 		return w, err

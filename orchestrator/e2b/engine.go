@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
@@ -48,6 +49,8 @@ type Engine interface {
 	Logs(ctx context.Context, team, id string, q lifecycle.LogQuery) ([]lifecycle.LogEntry, error)
 	// FollowLog tells the last tail entries, all if that is negative, and with follow what comes until the sandbox is gone.
 	FollowLog(ctx context.Context, team, id string, tail int, follow bool, each func(lifecycle.LogEntry) error) error
+	// Capacity tells what there is room for, and how many of each shape.
+	Capacity(team string, shapes []admission.Shape) (lifecycle.Capacity, error)
 	// Watch tells of all of the team's sandboxes, and then of those that change.
 	Watch(ctx context.Context, team string, each func(lifecycle.Change) error) error
 }

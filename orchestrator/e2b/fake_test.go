@@ -15,6 +15,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
@@ -321,6 +323,25 @@ func (f *fakeEngine) FollowLog(ctx context.Context, team, id string, tail int, f
 		<-f.changes
 	}
 	return ctx.Err()
+}
+
+// Capacity has room for as many of a shape as that has vCPUs.
+func (f *fakeEngine) Capacity(team string, shapes []admission.Shape) (lifecycle.Capacity, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.asked("capacity", team, shapes); err != nil {
+		return lifecycle.Capacity{}, err
+	}
+	c := lifecycle.Capacity{
+		Reading:  admission.Reading{CPUs: 4, MemoryTotal: 1000, MemoryAvailable: 400, DiskTotal: 2000, DiskFree: 1500, Pressure: admission.Pressure{CPU: 12.5, Known: true}},
+		CPUsUsed: 1.5, Total: admission.Amount{MilliCPU: 4000, Memory: 900, Disk: 2000}, Reserved: admission.Amount{MilliCPU: 3500, Memory: 100, Disk: 50},
+		Spare: admission.Amount{MilliCPU: 500, Memory: 10, Disk: 5}, Running: 7, Paused: 3,
+		Use: admission.Use{Running: 2, Paused: 1, VCPUs: 4, Memory: 60, Disk: 30}, Limits: config.Limits{Running: 5},
+	}
+	for _, s := range shapes {
+		c.Rooms = append(c.Rooms, lifecycle.Room{Reserved: admission.Amount{MilliCPU: 250, Memory: 96, Disk: 8}, Count: s.VCPUs, Short: admission.ReasonCPU})
+	}
+	return c, nil
 }
 
 // Watch tells of what is sent to changes, after all that there is.

@@ -51,6 +51,7 @@ func (s *Server) calls() map[string]func(*call) (answer, error) {
 		"DELETE /templates/{templateID}":   s.deleteTemplate,
 		"GET /templates/{templateID}/{of}": s.ofTemplate,
 		"GET /teams":                       s.teams,
+		"GET /capacity":                    s.capacity,
 		// E2B has had them, and says so.
 		"POST /access-tokens": func(*call) (answer, error) { return answer{}, fail(http.StatusGone, noTokens) },
 	}
@@ -63,7 +64,7 @@ const (
 	noSecrets = "secrets aren't supported here"
 	noKeys    = "keys are made with `cube key create`, listed with `cube key ls` and revoked with `cube key revoke`"
 	noTeams   = "metrics of teams aren't supported here: GET /metrics has this machine's"
-	noNodes   = "there is one node, this machine: GET /readyz and GET /metrics tell of it"
+	noNodes   = "there is one node, this machine: GET /capacity, GET /readyz and GET /metrics tell of it"
 	noAdmin   = "there are no administrator's calls: `cube` on this machine does what root may"
 	noTokens  = "there are no access tokens, only API keys: `cube key create` makes one"
 )

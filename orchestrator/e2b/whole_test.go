@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
@@ -150,7 +151,7 @@ func newWhole(t *testing.T) *whole {
 	}
 	log := slog.New(slog.DiscardHandler)
 	e, err := lifecycle.New(t.Context(), d, w.machines, guests{}, filepath.Join(dir, "seed"),
-		lifecycle.Options{Log: log, MaxTimeout: 24 * time.Hour, Memory: func() (int64, error) { return 1 << 40, nil }})
+		lifecycle.Options{Log: log, MaxTimeout: 24 * time.Hour, Host: roomy{}})
 	must(err)
 	must(e.Open(t.Context()))
 	w.stop = sync.OnceFunc(e.Close)
@@ -164,6 +165,15 @@ func newWhole(t *testing.T) *whole {
 	w.Handler = s.Handler()
 	return w
 }
+
+// roomy is a host that has room for anything.
+type roomy struct{}
+
+func (roomy) Read() (admission.Reading, error) {
+	return admission.Reading{CPUs: 1 << 10, MemoryTotal: 1 << 40, MemoryAvailable: 1 << 40, DiskTotal: 1 << 40, DiskFree: 1 << 40}, nil
+}
+
+func (roomy) CPUUsed() (float64, error) { return 1, nil }
 
 // do does a request with a key and decodes the answer into to, unless that is nil.
 func (w *whole) do(t *testing.T, key, method, target, body string, status int, to any) *httptest.ResponseRecorder {

@@ -1,79 +1,83 @@
 package lifecycle
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
+	"github.com/cubesandbox/cube/orchestrator/admission"
 )
-
-// headroom is memory of the host's that no sandbox gets, in bytes.
-const headroom = 256 << 20
 
 // queueTimeout bounds how long a start waits for its turn: E2B's SDKs wait a minute for an answer, and the machine takes its part of
 // that.
 const queueTimeout = 30 * time.Second
 
-// admission is that a machine may be started. Its functions can be called more than once.
-type admission struct {
-	// counted says that the sandbox's row has it run, which counts by itself from then on.
-	counted func()
-	// release says that the machine is up, or isn't going to be.
-	release func()
+// shape is what a row's sandbox has.
+func (r *row) shape() admission.Shape {
+	return admission.Shape{VCPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB, Profile: r.Profile}
 }
 
-// admit lets a machine of that memory be started, when it is its turn, until it is released. What there isn't enough of is
-// errdefs.ErrResourceExhausted where the team has its share, otherwise errdefs.ErrUnavailable.
-func (e *Engine) admit(ctx context.Context, r *row) (a admission, err error) {
+// active is the entry of a row's sandbox while there is a machine of it.
+func (r *row) active() admission.Entry {
+	return admission.Entry{Team: r.Team, Shape: r.shape(), Machine: true}
+}
+
+// account has the ledger have what a row says.
+func (e *Engine) account(r *row) {
+	switch r.State {
+	case gone:
+		e.ledger.Drop(r.ID)
+	case Killing:
+		e.ledger.End(r.ID)
+	default:
+		entry := r.active()
+		entry.Machine = r.State != Paused
+		e.ledger.Set(r.ID, entry)
+	}
+}
+
+// admit lets the machine of a row be started, when there is room for it and it is its turn. release says that the machine is up, or
+// isn't going to be; it can be called more than once. What there isn't enough of is errdefs.ErrResourceExhausted where the team has its
+// share, otherwise errdefs.ErrUnavailable. create: it is a sandbox more, not one that comes back.
+func (e *Engine) admit(ctx context.Context, r *row, create bool) (release func(), err error) {
 	err = e.stage(ctx, stageAdmit, r.ID, func(ctx context.Context) error {
-		if a.counted, err = e.share(r.Team); err != nil {
+		if err := e.reserve(r.ID, r.active(), create); err != nil {
 			return err
 		}
-		start, err := e.turn(ctx, r.MemoryMB)
+		start, err := e.turn(ctx, r.shape())
 		if err != nil {
-			a.counted()
-			return err
+			e.ledger.Release(r.ID)
+			return e.refused(err)
 		}
-		a.release = func() { a.counted(); start() }
+		release = sync.OnceFunc(func() {
+			e.ledger.Release(r.ID)
+			start()
+		})
 		return nil
 	})
-	return a, err
+	return release, err
 }
 
-// share lets a team run one sandbox more.
-func (e *Engine) share(team string) (counted func(), err error) {
-	if e.MaxSandboxes == 0 {
-		return func() {}, nil
+// reserve sets aside what a sandbox is going to have, until the ledger's Release.
+func (e *Engine) reserve(id string, entry admission.Entry, create bool) error {
+	reading, err := e.Host.Read()
+	if err != nil {
+		return err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	n := e.admitted[team]
-	for _, b := range e.boxes {
-		if r := b.row.Load(); r != nil && r.Team == team && r.State != Paused && r.State != Killing {
-			n++
-		}
-	}
-	if n >= e.MaxSandboxes {
-		return nil, errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("team %s runs %d sandboxes, which is all that it may: kill or pause one, or raise max_sandboxes", team, n))
-	}
-	e.admitted[team]++
-	return sync.OnceFunc(func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if e.admitted[team]--; e.admitted[team] == 0 {
-			delete(e.admitted, team)
-		}
-	}), nil
+	return e.refused(e.ledger.Reserve(id, entry, reading, create))
 }
 
-// turn waits until a machine of that memory can be started, which lasts until release.
-func (e *Engine) turn(ctx context.Context, memoryMB int) (release func(), err error) {
+// refused counts an error, if it is a refusal.
+func (e *Engine) refused(err error) error {
+	if r := (*admission.Refusal)(nil); errors.As(err, &r) {
+		e.refusals.WithLabelValues(r.Reason).Inc()
+	}
+	return err
+}
+
+// turn waits until a machine of that shape can be started, which lasts until release.
+func (e *Engine) turn(ctx context.Context, s admission.Shape) (release func(), err error) {
 	limit := e.Timeout(queueTimeout)
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -84,14 +88,14 @@ func (e *Engine) turn(ctx context.Context, memoryMB int) (release func(), err er
 	case <-e.life.Done():
 		return nil, errClosing
 	case <-timer.C:
-		return nil, noRoom(fmt.Sprintf("this host starts %d sandboxes at a time, and others have been before this one for %v: try again", cap(e.starts), limit), 5*time.Second)
+		return nil, admission.Short(admission.ReasonQueue, 5*time.Second, "this host starts %d sandboxes at a time, and others have been before this one for %v: try again", cap(e.starts), limit)
 	}
-	need := int64(memoryMB) << 20
-	left, err := e.Memory()
+	need := admission.Need(e.Admission, s).Memory
+	left, err := e.left(ctx)
 	e.mu.Lock()
-	left -= e.starting + headroom // what is being started doesn't have its memory yet
+	left -= e.starting // what is being started doesn't have its memory yet
 	if err == nil && left < need {
-		err = noRoom(fmt.Sprintf("the host has %d MiB of memory left for sandboxes and this one needs %d MiB: kill or pause one", max(left, 0)>>20, memoryMB), 10*time.Second)
+		err = admission.Short(admission.ReasonAvailable, 10*time.Second, "the host has %d MiB of memory left that nobody uses, and this sandbox needs %d MiB: kill or pause one", max(left, 0)>>20, need>>20)
 	}
 	if err == nil {
 		e.starting += need
@@ -101,30 +105,52 @@ func (e *Engine) turn(ctx context.Context, memoryMB int) (release func(), err er
 		<-e.starts
 		return nil, err
 	}
-	return sync.OnceFunc(func() {
+	return func() {
 		e.mu.Lock()
 		e.starting -= need
 		e.mu.Unlock()
 		<-e.starts
-	}), nil
+	}, nil
 }
 
-// available is the memory that the kernel says can be used without swapping, in bytes.
-func available() (int64, error) {
-	f, err := os.Open("/proc/meminfo")
+// lookForPressure says so where the kernel doesn't tell what the configuration has the engine heed.
+func (e *Engine) lookForPressure() {
+	a := e.Admission
+	reading, err := e.Host.Read()
+	if err != nil || !reading.Pressure.Known && a.MemoryPressure+a.IOPressure+a.CPUPressure > 0 {
+		e.Log.Warn("it isn't known how hard pressed the host is, so that this keeps no sandbox from being started: /proc/pressure needs CONFIG_PSI, and psi=1 where that is off", "error", err)
+	}
+}
+
+// left is the host's memory that nobody uses, without its headroom and what resident sandboxes have to themselves and don't use yet.
+func (e *Engine) left(ctx context.Context) (int64, error) {
+	reading, err := e.Host.Read()
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		if rest, ok := strings.CutPrefix(lines.Text(), "MemAvailable:"); ok {
-			var kib int64
-			if _, err := fmt.Sscanf(rest, "%d kB", &kib); err != nil {
-				return 0, fmt.Errorf("/proc/meminfo: %w", err)
-			}
-			return kib << 10, nil
+	left := reading.MemoryAvailable - int64(e.Admission.MemoryHeadroom)
+	residents := e.ledger.Residents()
+	if len(residents) == 0 {
+		return left, nil
+	}
+	use, err := e.machines.Use(ctx)
+	if err != nil {
+		e.Log.Warn("what machines take of the host can't all be told", "error", err)
+	}
+	for id, reserved := range residents {
+		if u, ok := use[id]; ok { // one that is being started is among e.starting
+			left -= max(reserved-int64(u.Memory), 0)
 		}
 	}
-	return 0, errors.Join(errors.New("/proc/meminfo says nothing of what is available"), lines.Err())
+	return left, nil
+}
+
+// AdmitBuild sets aside what a machine of that shape takes by which a template is built, until done, which can be called more than
+// once. What there isn't enough of is errdefs.ErrUnavailable.
+func (e *Engine) AdmitBuild(s admission.Shape) (done func(), err error) {
+	id := "build-" + randomID(20)
+	if err := e.reserve(id, admission.Entry{Shape: s, Machine: true}, false); err != nil {
+		return nil, err
+	}
+	return sync.OnceFunc(func() { e.ledger.Release(id) }), nil
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cubesandbox/cube/orchestrator/admission"
 )
 
 // Traffic is what was counted of a machine's network since it was last made or resumed.
@@ -25,6 +27,10 @@ type HostUse struct {
 }
 
 var (
+	descCapacity  = prometheus.NewDesc("cube_admission_capacity", "What sandboxes may have of the host: CPUs, and bytes of memory and disk.", []string{"resource"}, nil)
+	descReserved  = prometheus.NewDesc("cube_admission_reserved", "What is reserved of that for the sandboxes that there are.", []string{"resource"}, nil)
+	descSpare     = prometheus.NewDesc("cube_admission_spare", "What is reserved of that for machines that are kept ready.", []string{"resource"}, nil)
+	descTeam      = prometheus.NewDesc("cube_team_sandboxes", "Sandboxes of a team's that run, or are paused.", []string{"team", "state"}, nil)
 	descSandboxes = prometheus.NewDesc("cube_sandboxes", "Sandboxes, by state.", []string{"state"}, nil)
 	descHostCPU   = desc("host_cpu_seconds_total", "CPU time of the host that the sandbox's machine has taken since it was made or resumed last.")
 	descHostMem   = desc("host_memory_bytes", "Memory of the host that the sandbox's machine has, what it shares with others included.")
@@ -55,6 +61,8 @@ func (e *Engine) Describe(chan<- *prometheus.Desc) {}
 // asked regularly none is asked for it.
 func (e *Engine) Collect(to chan<- prometheus.Metric) {
 	e.stages.Collect(to)
+	e.refusals.Collect(to)
+	e.collectRoom(to)
 	count := map[State]int{}
 	for s := range table {
 		count[s] = 0
@@ -76,6 +84,34 @@ func (e *Engine) Collect(to chan<- prometheus.Metric) {
 		e.Log.Warn("what machines take of the host can't all be told", "error", err)
 	}
 	e.each(e.running(), func(b *box) { e.collect(ctx, to, b, use) })
+}
+
+func newRefusals() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "cube_admission_refusals_total", Help: "Sandboxes and snapshots that weren't let in, by what there wasn't enough of.",
+	}, []string{"reason"})
+}
+
+// collectRoom tells what is reserved.
+func (e *Engine) collectRoom(to chan<- prometheus.Metric) {
+	amount := func(d *prometheus.Desc, a admission.Amount) {
+		for resource, v := range map[string]float64{"cpu": float64(a.MilliCPU) / 1000, "memory": float64(a.Memory), "disk": float64(a.Disk)} {
+			to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, resource)
+		}
+	}
+	reading, err := e.Host.Read()
+	if err == nil {
+		amount(descCapacity, admission.Capacity(e.Admission, reading))
+	} else {
+		e.Log.Warn("it isn't known what the host has", "error", err)
+	}
+	totals := e.ledger.Totals()
+	amount(descReserved, totals.Reserved)
+	amount(descSpare, totals.Spare)
+	for team, use := range totals.Teams {
+		to <- prometheus.MustNewConstMetric(descTeam, prometheus.GaugeValue, float64(use.Running), team, string(Running))
+		to <- prometheus.MustNewConstMetric(descTeam, prometheus.GaugeValue, float64(use.Paused), team, string(Paused))
+	}
 }
 
 // collectTimeout bounds all of it: Prometheus's own is 10 s.

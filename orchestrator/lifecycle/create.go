@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -30,7 +32,7 @@ func (e *Engine) Create(ctx context.Context, c Create) (Sandbox, error) {
 	r := &row{
 		ID: newSandboxID(), Team: c.Team, TemplateID: t.ID, BuildID: b.ID, State: Creating, Metadata: c.Metadata,
 		spec: spec{
-			Timeout: c.Timeout, CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB, Env: c.Env, Network: c.Network.clone(), AllowInternet: clonePtr(c.AllowInternet),
+			Timeout: c.Timeout, CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB, Profile: cmp.Or(c.Profile, admission.Profile(b.Settings.Profile)), Env: c.Env, Network: c.Network.clone(), AllowInternet: clonePtr(c.AllowInternet),
 			AutoPause: c.AutoPause, AutoPauseMemory: c.AutoPauseMemory, AutoResume: c.AutoResume, Secure: c.Secure, Settings: b.Settings, Origin: b.Origin, Request: c.RequestID,
 		},
 	}
@@ -61,11 +63,11 @@ func (e *Engine) make(ctx context.Context, r *row, snapshot, why string) (sb San
 }
 
 func (e *Engine) made(ctx context.Context, r *row, snapshot, why string) (Sandbox, error) {
-	admission, err := e.admit(ctx, r)
+	release, err := e.admit(ctx, r, true)
 	if err != nil {
 		return Sandbox{}, err
 	}
-	defer admission.release()
+	defer release()
 	r.StartedAt = time.Now()
 	r.EndAt = r.StartedAt.Add(r.Timeout)
 	s, err := r.encode()
@@ -79,8 +81,7 @@ func (e *Engine) made(ctx context.Context, r *row, snapshot, why string) (Sandbo
 	if err != nil { // the next engine removes the row
 		return Sandbox{}, err
 	}
-	admission.counted()
-	j := e.start(ctx, b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why, admission.release) })
+	j := e.start(ctx, b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why, release) })
 	stop := context.AfterFunc(ctx, func() { j.stop(context.Cause(ctx)) })
 	defer stop()
 	<-j.done // it is given up when ctx ends
@@ -104,6 +105,7 @@ func (e *Engine) add(r *row) (*box, error) {
 	}
 	b := newBox(r)
 	e.boxes[r.ID] = b
+	e.account(r)
 	return b, nil
 }
 
@@ -122,6 +124,7 @@ func (e *Engine) creating(ctx context.Context, r *row, snapshot, why string, up 
 		addr, err = e.machines.Create(ctx, Machine{ID: r.ID, Team: r.Team, Snapshot: snapshot, Container: r.Settings.Container, Network: r.egress()})
 		return err
 	})
+	_ = e.refused(err) // counts it
 	if err == nil {
 		up() // what it is told may take its time
 		err = e.introduce(ctx, r, addr, why)

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -30,16 +33,17 @@ type Options struct {
 	Timeout func(time.Duration) time.Duration
 	// MaxTimeout bounds how long a sandbox may run at a stretch; 0 doesn't.
 	MaxTimeout time.Duration
-	// MaxSandboxes bounds how many of a team's may run at once; 0 doesn't.
-	MaxSandboxes int
+	// Admission is how much of the host sandboxes may take, Limits what each team may have; nil are config.Default's.
+	Admission *config.Admission
+	Limits    *config.Limits
+	// Host is what there is of it.
+	Host admission.Host
 	// Starts is how many machines are started at once, others wait; 0 is two for each CPU.
 	Starts int
 	// Since is when the host, or Cube on it, was started: no machine of before runs any more.
 	Since time.Time
 	// SampleEvery is how often sandboxes that run are asked what they use; 0 asks them when somebody wants to know.
 	SampleEvery time.Duration
-	// Memory tells how much memory the host has left, in bytes; nil asks the kernel.
-	Memory func() (int64, error)
 }
 
 // Engine makes sandboxes and says what state they are in. All methods may be called from many goroutines. What is asked of a
@@ -58,6 +62,9 @@ type Engine struct {
 	endLife, endLasts context.CancelCauseFunc
 	alarms            *alarms
 	starts            chan struct{}
+	// ledger has what is reserved for each row: whoever publishes one tells it.
+	ledger   *admission.Ledger
+	refusals *prometheus.CounterVec
 
 	mu       sync.Mutex // not held while anything else is waited for
 	open     bool
@@ -67,8 +74,7 @@ type Engine struct {
 	boxes    map[string]*box
 	making   map[string]bool // builds
 	feeds    map[*feed]struct{}
-	starting int64          // bytes of memory of machines that are being started
-	admitted map[string]int // by team, sandboxes that are going to run and whose rows don't say so yet
+	starting int64 // bytes of memory of machines that are being started
 }
 
 var (
@@ -89,11 +95,11 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 	if o.Starts == 0 {
 		o.Starts = 2 * runtime.NumCPU()
 	}
-	if o.Memory == nil {
-		o.Memory = available
-	}
+	defaults := config.Default()
+	o.Admission, o.Limits = cmp.Or(o.Admission, &defaults.Admission), cmp.Or(o.Limits, &defaults.Limits)
 	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
-		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{}, admitted: map[string]int{}}
+		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{},
+		ledger: admission.NewLedger(o.Admission, o.Limits), refusals: newRefusals()}
 	rows, err := d.SandboxesIn(ctx)
 	if err != nil {
 		return nil, err
@@ -104,6 +110,8 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 			return nil, err
 		}
 		e.boxes[r.ID] = newBox(r)
+		e.ledger.Set(r.ID, r.active()) // in case that it is being killed
+		e.account(r)
 	}
 	e.life, e.endLife = context.WithCancelCause(context.Background())
 	e.last, e.endLasts = context.WithCancelCause(context.Background())
@@ -274,6 +282,7 @@ func (e *Engine) write(ctx context.Context, was, is *row) error {
 func (e *Engine) publish(b *box, was, r *row) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.account(r)
 	if r.State == gone {
 		delete(e.boxes, b.id)
 		b.set(nil)

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/admission"
 )
 
 // Errors have a class of errdefs: NotFound, InvalidArgument, PermissionDenied, ResourceExhausted, Unavailable, and
@@ -15,7 +17,6 @@ import (
 type busyError struct {
 	error
 	after time.Duration
-	full  bool // this host has no room for another machine
 }
 
 func (e busyError) Unwrap() error { return e.error }
@@ -23,11 +24,6 @@ func (e busyError) Unwrap() error { return e.error }
 // unavailable is errdefs.ErrUnavailable that may have passed after that time.
 func unavailable(message string, after time.Duration) error {
 	return busyError{error: errdefs.ErrUnavailable.WithMessage(message), after: after}
-}
-
-// noRoom is unavailable for want of room on this host.
-func noRoom(message string, after time.Duration) error {
-	return busyError{error: errdefs.ErrUnavailable.WithMessage(message), after: after, full: true}
 }
 
 // internalError is one of the machine's or the guest's that is nothing to the user: that the machine is in no state for it, say,
@@ -41,7 +37,7 @@ func (internalError) Unwrap() error { return errdefs.ErrInternal }
 func ofMachine(err error) error {
 	switch {
 	case errdefs.IsResourceExhausted(err):
-		return noRoom(err.Error(), 10*time.Second)
+		return admission.Short(admission.ReasonMachine, 10*time.Second, "%v", err)
 	case err == nil, errdefs.IsUnavailable(err), errdefs.IsInvalidArgument(err), errdefs.IsAborted(err),
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
@@ -52,7 +48,10 @@ func ofMachine(err error) error {
 // RetryAfter tells when what failed with that error is worth another try, at least a second; 0 if it says nothing of that.
 func RetryAfter(err error) time.Duration {
 	var busy busyError
+	var no *admission.Refusal
 	switch {
+	case errors.As(err, &no):
+		return max(no.After, time.Second)
 	case errors.As(err, &busy):
 		return max(busy.after, time.Second)
 	case errdefs.IsUnavailable(err) || errdefs.IsResourceExhausted(err):

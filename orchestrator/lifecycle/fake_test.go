@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -313,6 +314,27 @@ func (h *host) Metrics(ctx context.Context, addr netip.Addr, _ string) (Metric, 
 	return Metric{At: time.Now(), CPUs: 2}, h.guest(ctx, "metrics", addr, func(*machine) {})
 }
 
+// room is a host that has so much.
+type room struct {
+	mu sync.Mutex
+	admission.Reading
+}
+
+func (r *room) Read() (admission.Reading, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Reading, nil
+}
+
+func (r *room) CPUUsed() (float64, error) { return 0.5, nil }
+
+// set changes what it has.
+func (r *room) set(change func(*admission.Reading)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.Reading)
+}
+
 // stand is an engine with its database on a host.
 type stand struct {
 	*Engine
@@ -356,8 +378,8 @@ func (s *stand) boot() {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.Memory == nil {
-		o.Memory = func() (int64, error) { return 1 << 40, nil }
+	if o.Host == nil {
+		o.Host = &room{Reading: admission.Reading{CPUs: 1 << 10, MemoryTotal: 1 << 40, MemoryAvailable: 1 << 40, DiskTotal: 1 << 40, DiskFree: 1 << 40}}
 	}
 	d := s.database()
 	e, err := New(s.t.Context(), d, s.host, s.host, filepath.Join(filepath.Dir(s.path), "seed"), o)

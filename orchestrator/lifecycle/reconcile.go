@@ -33,6 +33,7 @@ func (e *Engine) Open(ctx context.Context) error {
 	for _, b := range boxes {
 		e.takeOver(b, seen[b.id])
 	}
+	e.background(e.lookForPressure)
 	e.background(e.sweep)
 	e.background(func() { e.alarms.run(e.life, func(id string) { e.background(func() { e.due(id) }) }) })
 	e.background(e.watch)

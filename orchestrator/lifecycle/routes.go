@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/ingress"
 )
 
@@ -27,7 +28,7 @@ func (r routes) Lookup(_ context.Context, id string) (ingress.Route, error) {
 // Wake resumes a sandbox for traffic and returns when it can be reached.
 func (r routes) Wake(ctx context.Context, id string) (ingress.Route, error) {
 	err := r.e.wake(ctx, id)
-	if busy := (busyError{}); errors.As(err, &busy) && busy.full {
+	if full := (*admission.Refusal)(nil); errors.As(err, &full) {
 		err = errdefs.ErrResourceExhausted.WithMessage(err.Error())
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -33,6 +34,7 @@ type spec struct {
 	CPUs            int               `json:"cpus"`
 	MemoryMB        int               `json:"memory"`
 	DiskMB          int               `json:"disk"`
+	Profile         admission.Profile `json:"profile,omitempty"`
 	Env             map[string]string `json:"env,omitempty"`
 	Network         Network           `json:"network"`
 	AllowInternet   *bool             `json:"allowInternet,omitempty"`

@@ -65,8 +65,16 @@ func (e *Engine) Snapshot(ctx context.Context, team, id, name string) (Snapshot,
 	if ref.Tag == "" {
 		ref.Tag = db.DefaultTag
 	}
+	if _, _, err := e.find(team, id); err != nil {
+		return Snapshot{}, err
+	}
+	done, err := e.ledger.BeginSnapshot(team, func() (int, error) { return e.db.CountSnapshots(ctx, team) })
+	if err != nil {
+		return Snapshot{}, e.refused(err)
+	}
+	defer done()
 	var template string
-	_, err := e.saving(ctx, team, id, func(ctx context.Context, r *row) outcome {
+	_, err = e.saving(ctx, team, id, func(ctx context.Context, r *row) outcome {
 		build, done, err := e.build(ctx, r)
 		if err != nil {
 			return outcome{err: err}

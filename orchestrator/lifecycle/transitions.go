@@ -94,7 +94,7 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 	if r == nil {
 		return Sandbox{}, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found", b.id))
 	}
-	admission, err := e.admit(ctx, r)
+	release, err := e.admit(ctx, r, false)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -106,13 +106,12 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 		return nil
 	})
 	if err != nil {
-		admission.release()
+		release()
 		return Sandbox{}, err
 	}
-	admission.counted()
 	j := e.start(ctx, b, e.last, resumeTimeout, func(ctx context.Context) outcome {
-		defer admission.release()
-		return e.resuming(ctx, is, d, admission.release)
+		defer release()
+		return e.resuming(ctx, is, d, release)
 	})
 	if err := j.wait(ctx); err != nil {
 		return Sandbox{}, err

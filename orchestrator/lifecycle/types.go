@@ -2,6 +2,8 @@ package lifecycle
 
 import (
 	"time"
+
+	"github.com/cubesandbox/cube/orchestrator/admission"
 )
 
 // State is what a sandbox is doing. One that is gone has no row, and no state.
@@ -61,6 +63,8 @@ type Create struct {
 	Metadata      map[string]string
 	// Env is what processes have that envd starts.
 	Env map[string]string
+	// Profile is how much of what it has is reserved for it; "" is its template's.
+	Profile admission.Profile
 	// RequestID names the request towards the sandbox and in the log; "" has one made.
 	RequestID string
 }

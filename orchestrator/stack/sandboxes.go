@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/e2b"
 	"github.com/cubesandbox/cube/orchestrator/guests"
@@ -54,8 +55,8 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 	log := s.Log.With("part", "sandboxes")
 	m, g := machines.New(s.cfg, c, log), guests.New(s.cfg.Timeout)
 	s.engine, err = lifecycle.New(ctx, s.db, m, g, s.cfg.SeedFile(), lifecycle.Options{
-		Log: log, Timeout: s.cfg.Timeout, Since: s.since, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout), MaxSandboxes: s.cfg.API.MaxSandboxes,
-		SampleEvery: time.Duration(s.cfg.API.MetricsInterval),
+		Log: log, Timeout: s.cfg.Timeout, Since: s.since, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
+		SampleEvery: time.Duration(s.cfg.API.MetricsInterval), Admission: &s.cfg.Admission, Limits: &s.cfg.Limits, Host: admission.NewProc(s.cfg),
 	})
 	if err != nil {
 		return err
