@@ -1,5 +1,6 @@
 // Command cube-envd is the daemon of a sandbox that E2B's SDKs talk to and, as "cube-envd init", the sandbox's PID 1. As "cube-envd
-// sftp-server" it serves SFTP on its stdin and stdout, as who runs it.
+// sftp-server" it serves SFTP on its stdin and stdout, as who runs it. As "cube-envd unpack" and "cube-envd complete" it does what
+// builds of templates need in a sandbox's disk.
 package main
 
 import (
@@ -35,6 +36,12 @@ func run(args []string) error {
 	}
 	if len(args) == 1 && args[0] == "sftp-server" {
 		return serveSFTP()
+	}
+	if len(args) > 0 && args[0] == "unpack" {
+		return unpackFiles(args[1:])
+	}
+	if len(args) > 0 && args[0] == "complete" {
+		return completeDisk(args[1:])
 	}
 	c := envd.Config{}
 	flags := flag.NewFlagSet("cube-envd", flag.ExitOnError)

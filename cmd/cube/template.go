@@ -22,7 +22,7 @@ func templateCommand() *cli.Command {
 			Usage:     "make a template, or another build of it, of an image",
 			ArgsUsage: "NAME IMAGE",
 			Description: "A machine is started from the image, with envd in it, and saved; a sandbox that is made of that has to work before the template is there.\n" +
-				"The image needs bash, grep and coreutils.",
+				"The image needs bash, nothing else.",
 			Flags: []cli.Flag{
 				&cli.StringFlag{Name: "team", Value: db.DefaultTeam, Usage: "whose it is"},
 				&cli.StringFlag{Name: "tag", Value: db.DefaultTag, Usage: "what the build is called"},

@@ -5,11 +5,15 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"time"
 )
+
+// readyAttempt bounds one attempt of a command that may do nothing but wait.
+const readyAttempt = 5 * time.Minute
 
 // Until has envd, which has no token, run a command line of the default user's shell again and again until it succeeds, or ctx ends.
 func (g *Guests) Until(ctx context.Context, addr netip.Addr, command string) error {
-	return g.insist(ctx, startTimeout, func(ctx context.Context) error {
+	return g.insist(ctx, readyAttempt, func(ctx context.Context) error {
 		_, err := g.Run(ctx, addr, "", command)
 		return err
 	})

@@ -16,12 +16,12 @@ type Build struct {
 	// Public: all teams may use it.
 	Public                 bool
 	CPUs, MemoryMB, DiskMB int
-	Settings               db.Settings
 }
 
 // Build makes another build of the template that has the name, or the template's first one. save makes the snapshot of a machine
-// and proves it; it is nobody's, and deleted, unless it has succeeded. It returns the template's id and the build's.
-func (e *Engine) Build(ctx context.Context, b Build, save func(ctx context.Context, snapshot string) error) (template, build string, err error) {
+// and proves it; it is nobody's, and deleted, unless it has succeeded. It returns what is known of it, and the size of its disk in
+// MiB. Build returns the template's id and the build's.
+func (e *Engine) Build(ctx context.Context, b Build, save func(ctx context.Context, snapshot string) (s db.Settings, diskMB int, err error)) (template, build string, err error) {
 	if err := e.Ready(); err != nil {
 		return "", "", err
 	}
@@ -33,14 +33,18 @@ func (e *Engine) Build(ctx context.Context, b Build, save func(ctx context.Conte
 		b.Tag = db.DefaultTag
 	}
 	id := uuid.NewString()
-	record := db.Build{ID: id, Snapshot: "build-" + id, CreatedAt: time.Now(), CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB, Settings: b.Settings}
+	record := db.Build{ID: id, Snapshot: "build-" + id, CreatedAt: time.Now(), CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB}
 	done, err := e.begin(ctx, record)
 	if err != nil {
 		return "", "", err
 	}
 	defer done()
-	if err := save(ctx, record.Snapshot); err != nil {
+	settings, disk, err := save(ctx, record.Snapshot)
+	if err != nil {
 		return "", "", fmt.Errorf("template %s: %w", b.Name, err)
+	}
+	if err := e.db.DescribeBuild(ctx, id, disk, settings); err != nil {
+		return "", "", err
 	}
 	template, err = e.db.Publish(ctx, db.Publication{Build: id, Team: b.Team, Name: ref.Name, Template: randomID(20), Tag: b.Tag, Public: b.Public})
 	return template, id, err

@@ -69,13 +69,22 @@ func (m *Machines) Fetch(ctx context.Context, f sandbox.Fetch) (sandbox.Fetched,
 	return m.client.Fetch(ctx, f)
 }
 
+// Has tells whether there is a snapshot of that name.
+func (m *Machines) Has(_ context.Context, snapshot string) (bool, error) {
+	_, err := m.store.Inspect(snapshot)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // SaveDisk makes a snapshot of a running machine's disk alone, which goes on, and tells how many bytes are on that disk and not on
 // the one of the snapshot before, "" for none.
 func (m *Machines) SaveDisk(ctx context.Context, id, name, before string) (bytes int64, err error) {
 	if err := m.client.Await(ctx); err != nil {
 		return 0, err
 	}
-	if err := m.client.SaveDisks(ctx, id, name); err != nil {
+	if err := m.client.SaveDisks(ctx, id, name, before); err != nil {
 		return 0, err
 	}
 	if bytes, err = m.store.Added(name, before); err != nil {

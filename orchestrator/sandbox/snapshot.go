@@ -16,8 +16,9 @@ func (c *Client) Save(ctx context.Context, id, name string) (string, error) {
 	return c.save(c.context(ctx), id, name, "")
 }
 
-// SaveDisks makes a snapshot of a running container's disk alone, with which others can begin. The container goes on.
-func (c *Client) SaveDisks(ctx context.Context, id, name string) error {
+// SaveDisks makes a snapshot of a running container's disk alone, with which others can begin. The container goes on. like is a snapshot
+// whose disk is much the same, so that what both share needn't be read again; "" is none.
+func (c *Client) SaveDisks(ctx context.Context, id, name, like string) error {
 	ctx = c.context(ctx)
 	if _, _, err := c.runningTask(ctx, id); err != nil {
 		return err
@@ -27,7 +28,7 @@ func (c *Client) SaveDisks(ctx context.Context, id, name string) error {
 		return err
 	}
 	defer shim.Close()
-	return shim.SaveDisks(ctx, name)
+	return shim.SaveDisks(ctx, name, like)
 }
 
 func (c *Client) save(ctx context.Context, id, name string, purpose saved.Purpose) (string, error) {

@@ -62,7 +62,11 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 		return err
 	}
 	s.undo.Push(func() error { s.engine.Close(); return nil })
-	s.api.OpenTemplates(&templates.Builder{Config: s.cfg, Client: c, Machines: m, Guests: g, Engine: s.engine})
+	builder := &templates.Builder{Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Engine: s.engine, Version: s.Version}
+	if err := builder.Open(ctx); err != nil {
+		return err
+	}
+	s.api.OpenTemplates(builder)
 	if err := s.engine.Open(ctx); err != nil {
 		return err
 	}

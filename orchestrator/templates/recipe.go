@@ -19,7 +19,7 @@ type Recipe struct {
 	// Base is the build that it goes on from, with its user, directory, environment and, where the recipe has none, commands.
 	Base *db.Build
 	// User and Workdir are what the first step and, unless steps say otherwise, sandboxes have as theirs; "" are the base's, of an
-	// image DefaultUser, whom an image without one is given, and the user's home.
+	// image DefaultUser, whom an image without one is given, and /home/user. A Workdir is made where there is none.
 	User, Workdir string
 	Steps         []Step
 	// Run is a command line of the default user's shell that runs when the machine is saved, so that it runs in each sandbox
@@ -31,8 +31,7 @@ type Recipe struct {
 	Hook  *db.Hook
 	// Force has everything done, whatever is in the cache.
 	Force bool
-	// CPUs, MemoryMB and DiskMB (both MiB) are those of its sandboxes. No disk is one of the configured size, and none is smaller
-	// than its base's.
+	// CPUs, MemoryMB and DiskMB (both MiB) are those of its sandboxes. No disk is smaller than the configured size, and its base's.
 	CPUs, MemoryMB, DiskMB int
 }
 

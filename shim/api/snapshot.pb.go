@@ -28,6 +28,7 @@ type SaveRequest struct {
 	Snapshot      string                 `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                     // its name; "" has the shim make one
 	Purpose       string                 `protobuf:"bytes,2,opt,name=purpose,proto3" json:"purpose,omitempty"`                       // what it is there for, beyond its name, as in package saved; "" for nothing: it stays until it is deleted
 	DisksOnly     bool                   `protobuf:"varint,3,opt,name=disks_only,json=disksOnly,proto3" json:"disks_only,omitempty"` // its memory is left out: containers can begin with its disk, and none can go on; it has no purpose
+	Like          string                 `protobuf:"bytes,4,opt,name=like,proto3" json:"like,omitempty"`                             // a snapshot whose disks are much the same, and so needn't be read again; "" for none; of disks alone
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -81,6 +82,13 @@ func (x *SaveRequest) GetDisksOnly() bool {
 		return x.DisksOnly
 	}
 	return false
+}
+
+func (x *SaveRequest) GetLike() string {
+	if x != nil {
+		return x.Like
+	}
+	return ""
 }
 
 type SaveResponse struct {
@@ -435,12 +443,13 @@ var File_shim_api_snapshot_proto protoreflect.FileDescriptor
 
 const file_shim_api_snapshot_proto_rawDesc = "" +
 	"\n" +
-	"\x17shim/api/snapshot.proto\x12\fcube.shim.v1\"b\n" +
+	"\x17shim/api/snapshot.proto\x12\fcube.shim.v1\"v\n" +
 	"\vSaveRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x18\n" +
 	"\apurpose\x18\x02 \x01(\tR\apurpose\x12\x1d\n" +
 	"\n" +
-	"disks_only\x18\x03 \x01(\bR\tdisksOnly\"B\n" +
+	"disks_only\x18\x03 \x01(\bR\tdisksOnly\x12\x12\n" +
+	"\x04like\x18\x04 \x01(\tR\x04like\"B\n" +
 	"\fSaveResponse\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x16\n" +
 	"\x06frozen\x18\x02 \x01(\bR\x06frozen\"@\n" +

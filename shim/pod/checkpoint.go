@@ -92,7 +92,7 @@ func checkpointOf(c *container, info *snapshot.Info) saved.Checkpoint {
 // still from the moment that is saved. It returns when the container's exit has been told.
 func (p *Pod) saveLast(ctx context.Context, c *container, purpose saved.Purpose, dir string, disksOnly bool, write func(saved.Checkpoint) error) error {
 	written := false
-	_, err := p.save(ctx, snapshotName(c.id), purpose, disksOnly, func(info *snapshot.Info) error {
+	_, err := p.save(ctx, snapshotName(c.id), purpose, snapshotOf{disksOnly: disksOnly}, func(info *snapshot.Info) error {
 		if disksOnly && !writable(info, vmm.RootSerial) {
 			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has no writable root that it could begin anew with: keep its memory", c.id))
 		}

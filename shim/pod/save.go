@@ -26,18 +26,24 @@ import (
 //
 // It comes before or after what else changes the pod. Whoever can't wait for it has it called off.
 func (p *Pod) Save(ctx context.Context, name string, purpose saved.Purpose) (*snapshot.Info, error) {
-	return p.save(ctx, name, purpose, false, nil)
+	return p.save(ctx, name, purpose, snapshotOf{}, nil)
 }
 
 // SaveDisks is Save of a machine's disks alone, for other containers to begin with. What runs there has written what it had to
-// write by then, or there is no snapshot.
-func (p *Pod) SaveDisks(ctx context.Context, name string) (*snapshot.Info, error) {
-	return p.save(ctx, name, "", true, nil)
+// write by then, or there is no snapshot. like is as in snapshot.Store.SaveDisks.
+func (p *Pod) SaveDisks(ctx context.Context, name, like string) (*snapshot.Info, error) {
+	return p.save(ctx, name, "", snapshotOf{disksOnly: true, like: like}, nil)
+}
+
+// snapshotOf says what is saved of a machine.
+type snapshotOf struct {
+	disksOnly bool
+	like      string
 }
 
 // save is Save. With settle the machine ends with the moment that is saved, when settle, which is called once the snapshot
-// is there, has succeeded. With disksOnly its memory isn't saved.
-func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, disksOnly bool, settle func(*snapshot.Info) error) (info *snapshot.Info, err error) {
+// is there, has succeeded.
+func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, of snapshotOf, settle func(*snapshot.Info) error) (info *snapshot.Info, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(p.ctx, func() { cancel(errShuttingDown) })()
@@ -50,7 +56,7 @@ func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, disk
 	if err != nil {
 		return nil, err
 	}
-	q := &quiesce{pod: p, purpose: purpose, last: settle != nil, resting: settle != nil || disksOnly, giveUp: cancel}
+	q := &quiesce{pod: p, purpose: purpose, last: settle != nil, resting: settle != nil || of.disksOnly, giveUp: cancel}
 	if q.changed, err = p.unchanged(ctx, v.timeout); err != nil {
 		return nil, err
 	}
@@ -68,14 +74,14 @@ func (p *Pod) save(ctx context.Context, name string, purpose saved.Purpose, disk
 		return nil, err
 	}
 	if !q.last {
-		save := q.vm.made.store().Save
-		if disksOnly {
-			save = q.vm.made.store().SaveDisks
+		if store := q.vm.made.store(); of.disksOnly {
+			info, err = store.SaveDisks(ctx, name, of.like, q.vm.machine, q, q.note)
+		} else {
+			info, err = store.Save(ctx, name, q.vm.machine, q, q.note)
 		}
-		info, err = save(ctx, name, q.vm.machine, q, q.note)
 		return info, q.vm.explain(err)
 	}
-	if info, err = q.vm.made.store().SaveLast(ctx, name, q.vm.machine, q, disksOnly, q.note, settle); err != nil {
+	if info, err = q.vm.made.store().SaveLast(ctx, name, q.vm.machine, q, of.disksOnly, q.note, settle); err != nil {
 		return nil, q.vm.explain(err)
 	}
 	defer q.over()

@@ -66,9 +66,9 @@ func (c *Client) Save(ctx context.Context, name string, purpose saved.Purpose) (
 	return r.Snapshot, nil
 }
 
-// SaveDisks makes a snapshot of the pod's disks alone.
-func (c *Client) SaveDisks(ctx context.Context, name string) error {
-	if _, err := c.api.Save(ctx, &api.SaveRequest{Snapshot: name, DisksOnly: true}); err != nil {
+// SaveDisks makes a snapshot of the pod's disks alone. like is as in snapshot.Store.SaveDisks.
+func (c *Client) SaveDisks(ctx context.Context, name, like string) error {
+	if _, err := c.api.Save(ctx, &api.SaveRequest{Snapshot: name, DisksOnly: true, Like: like}); err != nil {
 		return errgrpc.ToNative(err)
 	}
 	return nil

@@ -56,7 +56,7 @@ func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveRespon
 
 func (s *Service) save(ctx context.Context, r *api.SaveRequest, purpose saved.Purpose) (*snapshot.Info, error) {
 	if r.DisksOnly {
-		return s.pod.SaveDisks(ctx, r.Snapshot)
+		return s.pod.SaveDisks(ctx, r.Snapshot, r.Like)
 	}
 	return s.pod.Save(ctx, r.Snapshot, purpose)
 }

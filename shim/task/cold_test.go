@@ -2,6 +2,7 @@ package task
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -132,6 +133,46 @@ func TestColdPause(t *testing.T) {
 	r.begin()
 	r.counts("1")
 	r.end()
+}
+
+// TestSavedDisks: the disk of a container that runs on is saved without its memory, and others begin with a copy of it, as many as
+// want to, whose disks may be larger. Nothing goes on from it.
+func TestSavedDisks(t *testing.T) {
+	h := newHarness(t)
+	h.launcher.RootImage = bytes.Repeat([]byte("disk"), 1<<10)
+	h.spec("tally")
+	c := h.teller(h.Service, cid, "").begin()
+	c.counts("1")
+	info, err := h.pod.SaveDisks(t.Context(), "layer", "")
+	h.must(err)
+	if !info.DisksOnly() || !info.Frozen {
+		t.Errorf("saved: %+v", info)
+	}
+	c.counts("2")
+	c.end()
+	var size int64
+	h.launcher.Disks = func(d vmm.Disk) error {
+		st, err := d.File.Stat()
+		size = st.Size()
+		return err
+	}
+	for i, cold := range []bool{true, true, false} {
+		dir := t.TempDir()
+		h.must(saved.Checkpoint{Snapshot: "layer", Container: cid, Cold: cold}.Write(dir))
+		other := &teller{harness: h, Service: h.clone(fmt.Sprint("other", i)), id: cid}
+		err := other.try(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = dir })
+		if !cold {
+			refused(t, "to go on from disks", err)
+			continue
+		}
+		h.must(err)
+		other.begin()
+		other.counts("1")
+		if m := h.launcher.Last(); m.Snapshot != "" || size < 4<<10 {
+			t.Errorf("of snapshot %q, with a disk of %d bytes", m.Snapshot, size)
+		}
+		other.end()
+	}
 }
 
 // TestNoColdStart: what can't come back even from its disk stays paused, and says why in a line.

@@ -58,22 +58,23 @@ type Note func() (json.RawMessage, error)
 // Save makes a snapshot of a running machine, which goes on. The snapshot is there, for good, when Save returns without an
 // error; otherwise nothing of it is. note may be nil.
 func (s *Store) Save(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, note Note) (*Info, error) {
-	return s.save(ctx, id, m, vmm.SaveRequest{Quiesce: q}, note, nil)
+	return s.save(ctx, id, "", m, vmm.SaveRequest{Quiesce: q}, note, nil)
 }
 
-// SaveDisks is Save for the disks alone: what the guest hadn't written to them is lost, unless Info.Frozen.
-func (s *Store) SaveDisks(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, note Note) (*Info, error) {
-	return s.save(ctx, id, m, vmm.SaveRequest{Quiesce: q, DisksOnly: true}, note, nil)
+// SaveDisks is Save for the disks alone: what the guest hadn't written to them is lost, unless Info.Frozen. like is a snapshot with
+// which they share blocks, so that these need not be read again; "" or one that is gone is none.
+func (s *Store) SaveDisks(ctx context.Context, id, like string, m vmm.Machine, q vmm.Quiesce, note Note) (*Info, error) {
+	return s.save(ctx, id, like, m, vmm.SaveRequest{Quiesce: q, DisksOnly: true}, note, nil)
 }
 
 // SaveLast is Save for a machine whose life ends with it: nothing happens in it after the moment that is saved. settle is
 // called when the snapshot is there. If that fails, or anything before, the machine goes on and there is no snapshot;
 // otherwise it stands still, and is only to be stopped. disksOnly leaves its memory out.
 func (s *Store) SaveLast(ctx context.Context, id string, m vmm.Machine, q vmm.Quiesce, disksOnly bool, note Note, settle func(*Info) error) (*Info, error) {
-	return s.save(ctx, id, m, vmm.SaveRequest{Quiesce: q, DisksOnly: disksOnly, Still: true}, note, settle)
+	return s.save(ctx, id, "", m, vmm.SaveRequest{Quiesce: q, DisksOnly: disksOnly, Still: true}, note, settle)
 }
 
-func (s *Store) save(ctx context.Context, id string, m vmm.Machine, r vmm.SaveRequest, note Note, settle func(*Info) error) (_ *Info, err error) {
+func (s *Store) save(ctx context.Context, id, like string, m vmm.Machine, r vmm.SaveRequest, note Note, settle func(*Info) error) (_ *Info, err error) {
 	if err := ValidID(id); err != nil {
 		return nil, err
 	}
@@ -116,7 +117,10 @@ func (s *Store) save(ctx context.Context, id string, m vmm.Machine, r vmm.SaveRe
 			return nil, err
 		}
 	}
-	parent := s.disksOf(saved.Parent)
+	if like == "" {
+		like = saved.Parent
+	}
+	parent := s.disksOf(like)
 	defer parent.close()
 	known, err := info.describe(tmp, saved, parent)
 	if err != nil {

@@ -70,6 +70,36 @@ func (d Database) Lookup(name string) (User, error) {
 	return *found, nil
 }
 
+// Owner finds whose files are to be: NAME, NAME:GROUP, or numbers for either. A number alone is its group's, too. The error is
+// errdefs.ErrInvalidArgument.
+func (d Database) Owner(text string) (User, error) {
+	name, group, grouped := strings.Cut(text, ":")
+	var u User
+	if id, err := number(name); err == nil {
+		u = User{Name: name, UID: id, GID: id}
+	} else if u, err = d.Lookup(name); err != nil {
+		return User{}, errdefs.ErrInvalidArgument.WithMessage(err.Error())
+	}
+	if !grouped {
+		return u, nil
+	}
+	if id, err := number(group); err == nil {
+		u.GID = id
+		return u, nil
+	}
+	found := false
+	err := lines(d.Group, func(f []string) bool {
+		if g, ok := parseGroup(f); ok && g.name == group {
+			u.GID, found = g.gid, true
+		}
+		return !found
+	})
+	if err == nil && !found {
+		err = errdefs.ErrInvalidArgument.WithMessage("there is no group " + strconv.Quote(group))
+	}
+	return u, err
+}
+
 // Names are the names of numbers, as they were at one time.
 type Names struct {
 	users, groups map[uint32]string
