@@ -62,7 +62,7 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 		return err
 	}
 	s.undo.Push(func() error { s.engine.Close(); return nil })
-	builder := &templates.Builder{Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Engine: s.engine, Version: s.Version}
+	builder := &templates.Builder{Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Room: s.engine, Engine: s.engine, Version: s.Version}
 	if err := builder.Open(ctx); err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/guests"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
@@ -40,6 +41,23 @@ type world struct {
 	shells  bool                // images have bash
 	notYet  error               // of what is to be ready
 	blocked chan struct{}       // a command that says so waits for it
+	room    int                 // that is set aside
+	full    error               // that there is none
+}
+
+// AdmitBuild is of Room.
+func (w *world) AdmitBuild(admission.Shape) (done func(), err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.full != nil {
+		return nil, w.full
+	}
+	w.room++
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.room--
+	}, nil
 }
 
 // being is a machine.
@@ -61,7 +79,7 @@ func newWorld(t *testing.T) (*world, *Builder) {
 		must(t, err)
 	}
 	w := &world{t: t, image: "sha256:one", shells: true, beings: map[netip.Addr]*being{}, kept: map[string][]string{}, blocked: make(chan struct{})}
-	return w, &Builder{Config: cfg, Machines: w, Guests: w, Layers: d, Version: "test"}
+	return w, &Builder{Config: cfg, Machines: w, Guests: w, Layers: d, Room: w, Version: "test"}
 }
 
 func must(t testing.TB, err error) {

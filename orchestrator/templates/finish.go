@@ -26,7 +26,7 @@ func (m *making) finish(ctx context.Context, snapshot string) (Made, error) {
 		return Made{}, m.failed(stepFinal, err)
 	}
 	settings.Digest, settings.Builder = m.Digest, m.Version
-	settings.Inputs = digest(m.inputs(), m.last().Env, m.Run, m.Ready, m.Start, m.Hook, m.CPUs, m.MemoryMB)
+	settings.Inputs = digest(m.inputs(), m.last().Env, m.Run, m.Ready, m.Start, m.Hook, m.CPUs, m.MemoryMB, m.Profile)
 	return Made{Settings: settings, DiskMB: m.DiskMB, Digest: settings.Digest, Builder: settings.Builder, Inputs: settings.Inputs}, nil
 }
 
@@ -55,7 +55,7 @@ func (m *making) final(ctx context.Context, snapshot string) (s db.Settings, err
 	if err != nil {
 		return s, m.failed(step, err)
 	}
-	s = db.Settings{User: at.User, Workdir: at.Workdir, Hook: m.Hook, Run: m.Run, Ready: m.Ready, Start: m.Start, Container: v.container}
+	s = db.Settings{User: at.User, Workdir: at.Workdir, Hook: m.Hook, Run: m.Run, Ready: m.Ready, Start: m.Start, Profile: string(m.Profile), Container: v.container}
 	if err := m.introduce(ctx, v.addr, lifecycle.Init{User: s.User, Workdir: s.Workdir}); err != nil {
 		return s, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/cubesandbox/cube/internal/undo"
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 	"github.com/cubesandbox/cube/orchestrator/machines"
 )
@@ -43,6 +44,12 @@ func (b *Builder) Make(ctx context.Context, r Recipe, files Files, tell Report, 
 	}
 	m := &making{Builder: b, plan: p, files: files, tell: tell, disk: p.Disk, whole: p.Disk != ""}
 	defer func() { err = errors.Join(err, m.undo.Release()) }()
+	// One machine after the other: the next one isn't made before the one before it is gone.
+	done, err := b.Room.AdmitBuild(admission.Shape{VCPUs: p.CPUs, MemoryMB: p.MemoryMB, DiskMB: p.DiskMB})
+	if err != nil {
+		return Made{}, err
+	}
+	m.undo.Push(func() error { done(); return nil })
 	pending, err := m.resume(ctx)
 	if err == nil && len(pending) > 0 {
 		err = m.run(ctx, pending)

@@ -1,6 +1,7 @@
 package templates
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
@@ -116,6 +118,7 @@ func (r *Recipe) complete(cfg *config.Config) error {
 		if r.Start == "" {
 			r.Start = s.Start
 		}
+		r.Profile = cmp.Or(r.Profile, admission.Profile(s.Profile))
 	}
 	if r.User == "" {
 		r.User = s.User
@@ -124,6 +127,9 @@ func (r *Recipe) complete(cfg *config.Config) error {
 		}
 	}
 	r.DiskMB = max(r.DiskMB, int(cfg.Store.DiskSize>>20)) // an image's disk grows, and doesn't shrink
+	if _, err := admission.ParseProfile(string(r.Profile)); err != nil {
+		return err
+	}
 	switch {
 	case (r.Base == nil) == (r.Image == ""):
 		return invalid("a template is made of an image or of another template")

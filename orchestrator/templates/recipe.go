@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
@@ -33,6 +34,8 @@ type Recipe struct {
 	Force bool
 	// CPUs, MemoryMB and DiskMB (both MiB) are those of its sandboxes. No disk is smaller than the configured size, and its base's.
 	CPUs, MemoryMB, DiskMB int
+	// Profile is how much of that is reserved for each of them; "" is the base's, or as by default.
+	Profile admission.Profile
 }
 
 // DefaultUser is the user that E2B's SDKs expect.

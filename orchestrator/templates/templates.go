@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/guests"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
@@ -106,12 +107,19 @@ type Guests interface {
 	Listens(ctx context.Context, addr netip.Addr, port int) error
 }
 
+// Room is what there is of the host: a lifecycle.Engine.
+type Room interface {
+	// AdmitBuild sets aside what a machine takes, until done. What there isn't enough of is errdefs.ErrUnavailable.
+	AdmitBuild(s admission.Shape) (done func(), err error)
+}
+
 // Builder makes templates. All methods may be called from many goroutines.
 type Builder struct {
 	Config   *config.Config
 	Machines Machines
 	Guests   Guests
 	Layers   Layers
+	Room     Room
 	Engine   *lifecycle.Engine
 	// Version is what templates are said to be made by.
 	Version string
