@@ -174,6 +174,35 @@ func (g *Guests) run(ctx context.Context, addr netip.Addr, token string, r *proc
 	return events, nil
 }
 
+// Exec has envd run a command line of the default user's shell to its end, and hands what it writes to out as it comes.
+func (g *Guests) Exec(ctx context.Context, addr netip.Addr, token, command string, out func(lifecycle.Output)) (lifecycle.Exit, error) {
+	// A deadline of the request would have envd kill the process, which would look as if it had ended.
+	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+	events, err := g.run(sctx, addr, token, &process.StartRequest{
+		Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", command}}, Stdin: new(bool),
+	})
+	if err != nil {
+		return lifecycle.Exit{}, err
+	}
+	defer events.Close()
+	for events.Receive() {
+		switch e := events.Msg().GetEvent().GetEvent().(type) {
+		case *process.ProcessEvent_Data_:
+			if b := e.Data.GetStdout(); len(b) > 0 {
+				out(lifecycle.Output{Bytes: b})
+			}
+			if b := e.Data.GetStderr(); len(b) > 0 {
+				out(lifecycle.Output{Stderr: true, Bytes: b})
+			}
+		case *process.ProcessEvent_End_:
+			return lifecycle.Exit{Code: int(e.End.GetExitCode()), Status: words(e.End.GetStatus())}, nil
+		}
+	}
+	return lifecycle.Exit{}, line(errors.Join(errors.New("the command has no end: envd has gone"), events.Err()))
+}
+
 var versionForm = regexp.MustCompile(`^[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}$`)
 
 // Version asks envd for the level of E2B's interface that it has.
@@ -293,15 +322,18 @@ func (g *Guests) do(req *http.Request) ([]byte, error) {
 const maxReason = 300
 
 // line makes one line of an error that may have a guest's words.
-func line(err error) error {
+func line(err error) error { return errdefs.ErrUnavailable.WithMessage(words(err.Error())) }
+
+// words are a guest's, in a line that does no harm.
+func words(s string) string {
 	text := strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '?'
 		}
 		return r
-	}, strings.Join(strings.Fields(err.Error()), " "))
+	}, strings.Join(strings.Fields(s), " "))
 	if len(text) > maxReason {
 		text = strings.ToValidUTF8(text[:maxReason], "") + "…"
 	}
-	return errdefs.ErrUnavailable.WithMessage(text)
+	return text
 }

@@ -61,6 +61,25 @@ func TestEnvd(t *testing.T) {
 	if out, err := g.Run(ctx, addr, "second", "echo why; exit 3"); err == nil || !strings.Contains(err.Error(), "exit status 3: why") {
 		t.Errorf("a command that fails: %q, %v", out, err)
 	}
+	var stdout, stderr string
+	exit, err := g.Exec(ctx, addr, "second", "printf %70000d 1; echo why >&2; exit 3", func(o lifecycle.Output) {
+		if o.Stderr {
+			stderr += string(o.Bytes)
+		} else {
+			stdout += string(o.Bytes)
+		}
+	})
+	if err != nil || exit != (lifecycle.Exit{Code: 3, Status: "exit status 3"}) || len(stdout) != 70000 || stderr != "why\n" {
+		t.Errorf("a command's output of %d bytes and %q, its end %+v, %v", len(stdout), stderr, exit, err)
+	}
+	if exit, err := g.Exec(ctx, addr, "second", "kill -9 $$", nil); err != nil || exit.Code != -1 || exit.Status != "signal: killed" {
+		t.Errorf("a signal: %+v, %v", exit, err)
+	}
+	late, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	if _, err := g.Exec(late, addr, "second", "exec sleep 36000", nil); err == nil || late.Err() == nil {
+		t.Errorf("longer than it may: %v", err)
+	}
 	must(t, g.Start(ctx, addr, "second", "exec sleep 123.45"))
 	if out, err := g.Run(ctx, addr, "second", "until pkill -xf 'sleep 123.45'; do sleep .05; done; echo ended"); err != nil || out != "ended\n" {
 		t.Errorf("what was started doesn't go on: %q, %v", out, err)

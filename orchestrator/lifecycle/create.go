@@ -33,7 +33,7 @@ func (e *Engine) Create(ctx context.Context, c Create) (Sandbox, error) {
 		ID: newSandboxID(), Team: c.Team, TemplateID: t.ID, BuildID: b.ID, State: Creating, Metadata: c.Metadata,
 		spec: spec{
 			Timeout: c.Timeout, CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB, Profile: cmp.Or(c.Profile, admission.Profile(b.Settings.Profile)), Env: c.Env, Network: c.Network.clone(), AllowInternet: clonePtr(c.AllowInternet),
-			AutoPause: c.AutoPause, AutoPauseMemory: c.AutoPauseMemory, AutoResume: c.AutoResume, Secure: c.Secure, Settings: b.Settings, Origin: b.Origin, Request: c.RequestID,
+			AutoPause: c.AutoPause, AutoPauseMemory: c.AutoPauseMemory, AutoResume: c.AutoResume, Secure: c.Secure, Ephemeral: c.Ephemeral, Settings: b.Settings, Origin: b.Origin, Request: c.RequestID,
 		},
 	}
 	if r.Request == "" {

@@ -199,10 +199,16 @@ func (e *Engine) find(team, id string) (*box, *row, error) {
 
 // missing is the error of a sandbox that isn't there, with why, if it ended by itself.
 func (e *Engine) missing(team, id string) error {
-	none := errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found", id))
-	if team == "" {
-		return none
+	if team != "" {
+		if err := e.ended(team, id); err != nil {
+			return err
+		}
 	}
+	return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found", id))
+}
+
+// ended is the error of a sandbox that has ended by itself, nil if it isn't known to.
+func (e *Engine) ended(team, id string) error {
 	e.mu.Lock()
 	b := e.boxes[id]
 	e.mu.Unlock()
@@ -215,7 +221,7 @@ func (e *Engine) missing(team, id string) error {
 	defer cancel()
 	when, why, err := e.db.Ended(ctx, team, id)
 	if err != nil {
-		return none
+		return nil
 	}
 	return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found: it ended at %s: %s", id, when.Format(time.RFC3339), why))
 }

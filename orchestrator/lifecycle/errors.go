@@ -45,6 +45,12 @@ func ofMachine(err error) error {
 	return internalError{err}
 }
 
+// NoRoom tells whether what failed with that error was refused for want of room: this host has none, or the team has its share.
+func NoRoom(err error) bool {
+	var no *admission.Refusal
+	return errors.As(err, &no) || errdefs.IsResourceExhausted(err)
+}
+
 // RetryAfter tells when what failed with that error is worth another try, at least a second; 0 if it says nothing of that.
 func RetryAfter(err error) time.Duration {
 	var busy busyError

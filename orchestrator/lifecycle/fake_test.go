@@ -310,6 +310,17 @@ func (h *host) Start(ctx context.Context, addr netip.Addr, _, command string) er
 	return h.guest(ctx, "start", addr, func(m *machine) { m.started = append(m.started, command) })
 }
 
+// Exec runs "until killed", which has no end, or what else there is: it says what it is told, and is done.
+func (h *host) Exec(ctx context.Context, addr netip.Addr, _, line string, out func(Output)) (Exit, error) {
+	err := h.guest(ctx, "exec", addr, func(m *machine) { m.started = append(m.started, line) })
+	if err == nil && line == "until killed" {
+		<-ctx.Done()
+		return Exit{}, ctx.Err()
+	}
+	out(Output{Bytes: []byte(line)})
+	return Exit{}, err
+}
+
 func (h *host) Metrics(ctx context.Context, addr netip.Addr, _ string) (Metric, error) {
 	return Metric{At: time.Now(), CPUs: 2}, h.guest(ctx, "metrics", addr, func(*machine) {})
 }

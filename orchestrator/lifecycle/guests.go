@@ -21,6 +21,8 @@ type Guests interface {
 	Hook(ctx context.Context, addr netip.Addr, h db.Hook, token string, b HookBody) error
 	// Start has envd start a command line that goes on.
 	Start(ctx context.Context, addr netip.Addr, token, command string) error
+	// Exec has envd run a command line to its end, and hands what it writes to out as it comes.
+	Exec(ctx context.Context, addr netip.Addr, token, line string, out func(Output)) (Exit, error)
 	// Metrics asks envd what the sandbox uses.
 	Metrics(ctx context.Context, addr netip.Addr, token string) (Metric, error)
 }

@@ -11,7 +11,7 @@ import (
 // Open puts what the engines of before have left in order, and lets the engine serve. From then on deadlines are kept, and
 // machines that end by themselves are noticed. It fails if it isn't known which machines there are.
 //
-// What was being created is removed: nobody knows of it. What was in another transition is what its machine is. What ran and has
+// What was being created is removed: nobody knows of it; so is what was to end with the engine that has made it. What was in another transition is what its machine is. What ran and has
 // no machine has ended, and machines without a row are removed. Deadlines that have passed meanwhile act at once.
 func (e *Engine) Open(ctx context.Context) error {
 	seen, err := e.machines.All(ctx)
@@ -67,6 +67,8 @@ func (e *Engine) strays(seen map[string]Seen) {
 func (e *Engine) takeOver(b *box, seen Seen) {
 	r := b.row.Load()
 	switch {
+	case r.Ephemeral && r.State != Killing && r.State != Creating:
+		e.background(func() { e.forsake(b, r) })
 	case r.State.busy():
 		e.work(e.last, b, r)
 	case r.State == Running && seen.State == Runs:
@@ -78,6 +80,14 @@ func (e *Engine) takeOver(b *box, seen Seen) {
 	default:
 		e.settle(b)
 	}
+}
+
+// forsake removes a sandbox that was to end with the engine that has made it. If that can't be written down, its deadline is left.
+func (e *Engine) forsake(b *box, r *row) {
+	_ = e.advance(e.last, b, r, outcome{event: evKill, change: func(r *row) error {
+		r.Reason = "what it was made for has ended with cube"
+		return nil
+	}})
 }
 
 // enforce has a machine reach what its row says, if whoever changed that has died in between.

@@ -42,6 +42,7 @@ type spec struct {
 	AutoPauseMemory bool              `json:"autoPauseMemory,omitempty"`
 	AutoResume      bool              `json:"autoResume,omitempty"`
 	Secure          bool              `json:"secure,omitempty"`
+	Ephemeral       bool              `json:"ephemeral,omitempty"`
 	// Settings are its build's.
 	Settings db.Settings `json:"settings"`
 	// Origin is the sandbox that its first machine was saved of, "" if that was of none.

@@ -221,7 +221,7 @@ func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n i
 		children.Go(func() {
 			child := &row{ID: newSandboxID(), Team: parent.Team, TemplateID: parent.TemplateID, BuildID: parent.BuildID, State: Creating, Metadata: parent.Metadata, spec: parent.spec}
 			child.Timeout, child.Origin, child.Request = d, parent.ID, randomID(20)
-			child.Requests, child.Epoch, child.Reason = nil, "", ""
+			child.Requests, child.Epoch, child.Reason, child.Ephemeral = nil, "", "", false
 			results[i].Sandbox, results[i].Err = e.make(ctx, child, build.Snapshot, whyFork)
 		})
 	}

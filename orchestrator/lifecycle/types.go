@@ -65,6 +65,8 @@ type Create struct {
 	Env map[string]string
 	// Profile is how much of what it has is reserved for it; "" is its template's.
 	Profile admission.Profile
+	// Ephemeral: it ends with the engine, whatever becomes of that: the next one removes it.
+	Ephemeral bool
 	// RequestID names the request towards the sandbox and in the log; "" has one made.
 	RequestID string
 }
