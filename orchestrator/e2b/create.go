@@ -88,11 +88,8 @@ func (s *Server) readCreate(c *call, g generation) (lifecycle.Create, error) {
 	w.AutoResume = resume.Bool("enabled", false)
 	w.Network = readNetwork(b.Object("network"))
 	checkMetadata(b, w.Metadata)
-	var err error
-	if w.Profile, err = admission.ParseProfile(w.Metadata[profileKey]); err != nil {
-		b.Fail(jsonbody.Key("metadata", profileKey), "%v", err)
-	}
-	checkEnv(b, w.Env)
+	w.Profile = readProfile(b, w.Metadata)
+	checkEnv(b, "envVars", w.Env)
 	if err := c.checked(); err != nil {
 		return w, err
 	}
@@ -129,6 +126,15 @@ func readAllowInternet(b *jsonbody.Object) *bool {
 	return &allow
 }
 
+// readProfile is how much of what a sandbox has is to be reserved for it, as its metadata say.
+func readProfile(b *jsonbody.Object, metadata map[string]string) admission.Profile {
+	p, err := admission.ParseProfile(metadata[profileKey])
+	if err != nil {
+		b.Fail(jsonbody.Key("metadata", profileKey), "%v", err)
+	}
+	return p
+}
+
 func checkMetadata(b *jsonbody.Object, m map[string]string) {
 	size := 0
 	for _, k := range slices.Sorted(maps.Keys(m)) {
@@ -142,13 +148,13 @@ func checkMetadata(b *jsonbody.Object, m map[string]string) {
 	}
 }
 
-// checkEnv refuses what no process can be started with, and what would be ignored.
-func checkEnv(b *jsonbody.Object, env map[string]string) {
+// checkEnv refuses what no process can be started with, and what would be ignored. member is where it is in the body.
+func checkEnv(b *jsonbody.Object, member string, env map[string]string) {
 	size := 0
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		value := env[name]
 		size += len(name) + len(value)
-		at := jsonbody.Key("envVars", name)
+		at := jsonbody.Key(member, name)
 		switch {
 		case lifecycle.Reserved(name):
 			b.Fail(at, "it is the sandbox's own, which nobody can set")
@@ -161,6 +167,6 @@ func checkEnv(b *jsonbody.Object, env map[string]string) {
 		}
 	}
 	if size > maxAllEnv {
-		b.Fail("envVars", "they have %d bytes, there can be %d", size, maxAllEnv)
+		b.Fail(member, "they have %d bytes, there can be %d", size, maxAllEnv)
 	}
 }

@@ -44,6 +44,8 @@ type Engine interface {
 	UpdateNetwork(ctx context.Context, team, id string, n lifecycle.Network, allowInternet *bool) error
 	// InitAgain gives a sandbox another environment. A request that was done isn't done again.
 	InitAgain(ctx context.Context, team, id string, env map[string]string, request string) error
+	// Exec runs a command line in a sandbox to its end, and hands what it writes to out as it comes.
+	Exec(ctx context.Context, team, id, line string, out func(lifecycle.Output)) (lifecycle.Exit, error)
 	// Metrics are oldest first. Zero times are no bounds.
 	Metrics(ctx context.Context, team, id string, from, to time.Time) ([]lifecycle.Metric, error)
 	Logs(ctx context.Context, team, id string, q lifecycle.LogQuery) ([]lifecycle.LogEntry, error)

@@ -290,6 +290,26 @@ func (f *fakeEngine) InitAgain(_ context.Context, team, id string, env map[strin
 	return f.change(team, id, func(sb *lifecycle.Sandbox) error { sb.Env = env; return nil }, "init", env, request)
 }
 
+// Exec says what it is told and what the sandbox has been, and does what the command's first word is: fail, end, hang.
+func (f *fakeEngine) Exec(ctx context.Context, team, id, line string, out func(lifecycle.Output)) (exit lifecycle.Exit, err error) {
+	var env map[string]string
+	if err := f.change(team, id, func(sb *lifecycle.Sandbox) error { env = sb.Env; return nil }, "exec", line); err != nil {
+		return exit, err
+	}
+	out(lifecycle.Output{Bytes: fmt.Appendf(nil, "%s %v", line, env)})
+	out(lifecycle.Output{Stderr: true, Bytes: []byte("warned\n")})
+	switch what, _, _ := strings.Cut(line, " "); what {
+	case "fail":
+		return lifecycle.Exit{Code: 3, Status: "exit status 3"}, nil
+	case "end":
+		return exit, errdefs.ErrUnavailable.WithMessage("the machine has ended")
+	case "hang":
+		<-ctx.Done()
+		return exit, context.Cause(ctx)
+	}
+	return exit, nil
+}
+
 func (f *fakeEngine) Metrics(_ context.Context, team, id string, from, to time.Time) (all []lifecycle.Metric, err error) {
 	err = f.change(team, id, func(*lifecycle.Sandbox) error {
 		for i := range 3 {
@@ -437,7 +457,7 @@ func newTestServer(t testing.TB, change func(*Options)) (*Server, *fakeEngine) {
 	engine := newFakeEngine()
 	o := Options{
 		Domain:     "sandbox.localhost:3002",
-		MaxTimeout: 24 * time.Hour,
+		MaxTimeout: 24 * time.Hour, MaxBatch: 1000,
 		Ready: func(context.Context) health.Report {
 			return health.Report{Dependencies: []health.Dependency{{Name: "containerd", State: health.Starting, Reason: "it doesn't answer"}}}
 		},

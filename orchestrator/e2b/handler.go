@@ -82,7 +82,7 @@ func (s *Server) Handler() http.Handler {
 		mux.Handle(pattern, s.serve(f))
 	}
 	for pattern, f := range s.streams() {
-		mux.Handle(pattern, s.stream(f))
+		mux.Handle(pattern, f)
 	}
 	for pattern, why := range unsupported {
 		mux.Handle(pattern, s.serve(func(*call) (answer, error) { return answer{}, errdefs.ErrNotImplemented.WithMessage(why) }))

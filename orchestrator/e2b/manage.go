@@ -142,7 +142,7 @@ func (s *Server) fork(c *call, id string) (answer, error) {
 func (s *Server) initAgain(c *call, id string) (answer, error) {
 	c.body.Require("envVars")
 	env := c.body.StringMap("envVars")
-	checkEnv(c.body, env)
+	checkEnv(c.body, "envVars", env)
 	if c.named != "" && c.named != c.id {
 		c.note(invalid("%s: %s can't be a request's name, which is up to 128 visible ASCII characters", requestHeader, quote(c.named)))
 	}

@@ -34,6 +34,8 @@ type Options struct {
 	Domain string
 	// MaxTimeout is the longest that the engine lets a client ask for; 0 is any.
 	MaxTimeout time.Duration
+	// MaxBatch is how many items a batch may have.
+	MaxBatch int
 	// Ready tells which dependencies can be used.
 	Ready func(context.Context) health.Report
 	// Awaited names the dependency that a server waits for which isn't open yet.

@@ -112,6 +112,11 @@ func (guests) Hook(context.Context, netip.Addr, db.Hook, string, lifecycle.HookB
 	return nil
 }
 func (guests) Start(context.Context, netip.Addr, string, string) error { return nil }
+func (guests) Exec(_ context.Context, _ netip.Addr, _, line string, out func(lifecycle.Output)) (lifecycle.Exit, error) {
+	out(lifecycle.Output{Bytes: []byte(line)})
+	return lifecycle.Exit{}, nil
+}
+
 func (guests) Metrics(context.Context, netip.Addr, string) (lifecycle.Metric, error) {
 	return lifecycle.Metric{At: time.Now(), CPUs: 2, CPUUsedPercent: 12.5, MemTotal: 1 << 30}, nil
 }
@@ -157,7 +162,7 @@ func newWhole(t *testing.T) *whole {
 	w.stop = sync.OnceFunc(e.Close)
 	t.Cleanup(w.stop)
 	s := New(Options{
-		Domain: "sandbox.localhost:3002", MaxTimeout: 24 * time.Hour, Metrics: prometheus.NewRegistry(), MetricsFrom: loopback, Log: log,
+		Domain: "sandbox.localhost:3002", MaxTimeout: 24 * time.Hour, MaxBatch: 1000, Metrics: prometheus.NewRegistry(), MetricsFrom: loopback, Log: log,
 		Ready:   func(context.Context) health.Report { return health.Report{Ready: true} },
 		Timeout: func(d time.Duration) time.Duration { return d },
 	})
@@ -250,6 +255,31 @@ func TestWhole(t *testing.T) {
 	rec := w.do(t, w.blue, "GET", at, ``, 503, nil)
 	if refused(t, rec, 503, "cube is being stopped"); rec.Header().Get("Retry-After") != "5" {
 		t.Errorf("%v", rec.Header())
+	}
+}
+
+// TestWholeBatch: a batch is done by the engine's sandboxes, and of the team that asks.
+func TestWholeBatch(t *testing.T) {
+	w := newWhole(t)
+	refused(t, w.do(t, w.green, "POST", "/batch", `{"template":"blue/name1","cmd":"hello","count":1}`, 404, nil), 404, "not found")
+	rec := w.do(t, w.blue, "POST", "/batch", `{"template":"blue/name1","cmd":"hello","count":40,"concurrency":8}`, 200, nil)
+	boxes := map[string]bool{}
+	last := told{}
+	for line := range strings.Lines(rec.Body.String()) {
+		last = told{}
+		if err := json.Unmarshal([]byte(line), &last); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if last.Type == "result" && last.Stdout == "hello" && last.Status == "ok" {
+			boxes[last.SandboxID] = true
+		}
+	}
+	if len(boxes) != 40 || last.Type != "summary" || last.OK != 40 || len(w.machines.all) != 0 {
+		t.Errorf("%d boxes, %+v, %d machines are left", len(boxes), last, len(w.machines.all))
+	}
+	var list []listedBody
+	if w.do(t, w.blue, "GET", "/v2/sandboxes", ``, 200, &list); len(list) != 0 {
+		t.Errorf("left: %+v", list)
 	}
 }
 

@@ -117,7 +117,7 @@ func (s *stack) serveE2B(ctx context.Context) error {
 	s.metrics = prometheus.NewRegistry()
 	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.e2b = e2b.New(e2b.Options{
-		Domain: s.cfg.Proxy.Authority(), MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
+		Domain: s.cfg.Proxy.Authority(), MaxTimeout: time.Duration(s.cfg.API.MaxTimeout), MaxBatch: s.cfg.API.MaxBatch,
 		Ready:   func(ctx context.Context) health.Report { return s.board.Report(ctx) },
 		Awaited: s.board.Awaited,
 		Metrics: s.metrics, MoreMetrics: prometheus.GathererFunc(s.proxyMetrics), MetricsFrom: s.cfg.API.MetricsFrom, Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,

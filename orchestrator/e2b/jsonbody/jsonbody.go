@@ -191,6 +191,15 @@ func (o *Object) StringMap(name string) map[string]string {
 	if v == nil {
 		return nil
 	}
+	return o.stringMap(name, v)
+}
+
+// StringMaps is a member that is an array of such objects.
+func (o *Object) StringMaps(name string) []map[string]string {
+	return list(o, name, object, o.stringMap)
+}
+
+func (o *Object) stringMap(name string, v *value) map[string]string {
 	m := make(map[string]string, len(v.members))
 	for _, key := range v.names {
 		if o.is(Key(name, key), v.members[key], text) == nil {
