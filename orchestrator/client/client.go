@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -22,6 +23,8 @@ const (
 	// dialTimeout bounds connecting, and answerTimeout the wait for an answer's beginning, where nothing is made for it.
 	dialTimeout   = 10 * time.Second
 	answerTimeout = time.Minute
+	// workTimeout bounds the wait for an answer where something is made for it, such as a sandbox.
+	workTimeout = 5 * time.Minute
 	// answerLimit bounds what is read of an answer, in bytes.
 	answerLimit = 64 << 20
 	// errorLimit bounds what is read of an error, and lineLimit what is shown of one.
@@ -64,6 +67,9 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
+// Address is where the API is.
+func (c *Client) Address() string { return c.api.String() }
+
 // Close ends connections that are idle.
 func (c *Client) Close() {
 	c.http.CloseIdleConnections()
@@ -78,7 +84,7 @@ func (c *Client) newHTTP(roots *x509.CertPool, http2 bool) *http.Client {
 		TLSHandshakeTimeout:   c.o.Timeout(dialTimeout),
 		Protocols:             new(http.Protocols),
 		HTTP2:                 &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
-		MaxIdleConnsPerHost:   16,
+		MaxIdleConnsPerHost:   100,
 		IdleConnTimeout:       90 * time.Second,
 		DisableCompression:    true,
 		ExpectContinueTimeout: time.Second,
@@ -102,7 +108,7 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 func (c *Client) get(ctx context.Context, path string, query url.Values, to any) (http.Header, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.o.Timeout(answerTimeout), errdefs.ErrUnavailable.WithMessage("no answer in time"))
 	defer cancel()
-	resp, err := c.ask(ctx, path, query)
+	resp, err := c.send(ctx, http.MethodGet, path, query, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -113,20 +119,50 @@ func (c *Client) get(ctx context.Context, path string, query url.Values, to any)
 	return resp.Header, nil
 }
 
-// ask sends a GET to the API. The answer, which has to be closed, is one of 200.
-func (c *Client) ask(ctx context.Context, path string, query url.Values) (*http.Response, error) {
-	u := *c.api
-	u.Path, u.RawQuery = u.Path+path, query.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+// call has the API do something, and decodes its answer into to, unless that is nil.
+func (c *Client) call(ctx context.Context, method, path string, body, to any) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.o.Timeout(workTimeout), errdefs.ErrUnavailable.WithMessage("no answer in time"))
+	defer cancel()
+	resp, err := c.send(ctx, method, path, nil, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit)) // all of it, for the connection to be of use again
+	if err == nil && to != nil {
+		err = json.Unmarshal(b, to)
+	}
+	if err != nil {
+		return fmt.Errorf("the API's answer to %s: %w", path, err)
+	}
+	return nil
+}
+
+// send asks the API for something. A body of nil is none. The answer, which has to be closed, is one of success.
+func (c *Client) send(ctx context.Context, method, path string, query url.Values, body any) (*http.Response, error) {
+	u := c.api.JoinPath(path)
+	u.RawQuery = query.Encode()
+	var sent io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		sent = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), sent)
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("X-API-KEY", c.o.Key)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, unreachable(ctx, "the API", c.api, err)
 	}
-	if resp.StatusCode != http.StatusOK {
+	if resp.StatusCode/100 != 2 {
 		defer resp.Body.Close()
 		return nil, refusal("the API", resp)
 	}
@@ -174,6 +210,7 @@ func classed(status int, who, line string) error {
 		line = strings.ToValidUTF8(line[:lineLimit], "") + "…"
 	}
 	line = Printable(line)
+	told := status
 	if status == http.StatusBadGateway {
 		status = http.StatusServiceUnavailable
 	}
@@ -181,7 +218,7 @@ func classed(status int, who, line string) error {
 	if class == nil {
 		class = errdefs.ErrUnknown
 	}
-	return &remote{who + ": " + line, class}
+	return &remote{who + ": " + line, class, told}
 }
 
 // Printable is a line of somebody else's that no terminal obeys.
@@ -196,8 +233,18 @@ func Printable(s string) string {
 
 // remote is an error that somebody else has told.
 type remote struct {
-	line  string
-	class error
+	line   string
+	class  error
+	status int // as it was told
+}
+
+// Status is that of the answer which an error is of, 0 if it isn't of one.
+func Status(err error) int {
+	var r *remote
+	if errors.As(err, &r) {
+		return r.status
+	}
+	return 0
 }
 
 func (r *remote) Error() string { return r.line }

@@ -45,10 +45,16 @@ func (c *Client) Enter(ctx context.Context, id string) (*Guest, error) {
 	if _, err := c.get(ctx, "/sandboxes/"+id, nil, &d); err != nil {
 		return nil, err
 	}
+	d.ID = id
 	if d.State != "running" && (!d.Lifecycle.AutoResume || c.proxy == nil) {
 		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("sandbox %s is %s: resume it first, with E2B's SDK or `e2b sandbox resume`", id, d.State))
 	}
-	g := &Guest{ID: id, c: c, token: d.EnvdToken}
+	return c.guest(d)
+}
+
+// guest is the way into a sandbox of which the API has told.
+func (c *Client) guest(d detail) (*Guest, error) {
+	g := &Guest{ID: d.ID, c: c, token: d.EnvdToken}
 	if c.proxy != nil {
 		g.base = func(uint16) *url.URL { return c.proxy }
 		return g, nil
@@ -60,7 +66,7 @@ func (c *Client) Enter(ctx context.Context, id string) (*Guest, error) {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("the API's domain %q isn't one", d.Domain))
 	}
 	g.base = func(port uint16) *url.URL {
-		return &url.URL{Scheme: "https", Host: fmt.Sprintf("%d-%s.%s", port, id, d.Domain)}
+		return &url.URL{Scheme: "https", Host: fmt.Sprintf("%d-%s.%s", port, d.ID, d.Domain)}
 	}
 	return g, nil
 }
@@ -96,6 +102,47 @@ func (e *envd) Do(r *http.Request) (*http.Response, error) {
 		r.Header.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(e.user+":")))
 	}
 	return e.c.http.Do(r)
+}
+
+// Answers returns when envd has answered.
+func (g *Guest) Answers(ctx context.Context) error {
+	at := g.base(ingress.EnvdPort)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String()+"/health", nil)
+	if err != nil {
+		return err
+	}
+	g.address(req.Header, ingress.EnvdPort)
+	resp, err := g.c.http.Do(req)
+	if err != nil {
+		return unreachable(ctx, "the proxy", at, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 != 2 {
+		return refusal("the proxy", resp)
+	}
+	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, errorLimit))
+	return err
+}
+
+// Exec has envd run a command line of the default user's shell to its end, and returns its exit code, -1 where a signal has ended it.
+func (g *Guest) Exec(ctx context.Context, line string) (code int, err error) {
+	stdin := false
+	events, err := g.Processes("").Start(ctx, connect.NewRequest(&process.StartRequest{
+		Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", line}}, Stdin: &stdin,
+	}))
+	if err != nil {
+		return 0, g.Explain(err)
+	}
+	defer events.Close()
+	for events.Receive() {
+		if end := events.Msg().GetEvent().GetEnd(); end != nil {
+			return int(end.GetExitCode()), nil
+		}
+	}
+	if err := events.Err(); err != nil {
+		return 0, g.Explain(err)
+	}
+	return 0, errdefs.ErrUnavailable.WithMessage("the command has no end: envd has gone")
 }
 
 // Explain makes an error of envd's services, or of the way to them, one for the user.

@@ -48,10 +48,13 @@ func CheckID(id string) error {
 }
 
 // List is all sandboxes of the key's team, those that were started last first.
-func (c *Client) List(ctx context.Context) ([]Sandbox, error) {
+func (c *Client) List(ctx context.Context) ([]Sandbox, error) { return c.list(ctx, url.Values{}) }
+
+// list is those that a filter is for.
+func (c *Client) list(ctx context.Context, q url.Values) ([]Sandbox, error) {
 	all, next := []Sandbox{}, ""
+	q.Set("state", "running,paused")
 	for {
-		q := url.Values{"state": {"running,paused"}}
 		if next != "" {
 			q.Set("nextToken", next)
 		}
