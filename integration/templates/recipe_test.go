@@ -6,7 +6,6 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -177,5 +176,4 @@ func TestRecipe(t *testing.T) {
 		{"id -un; echo $NEW; cat /made; ls ~", "user\nof the image\nof the image as root in /home/user\napp\nmore\nstarted"},
 		{"stat -c '%u:%g %a' /own; echo $(( $(df --output=size / | tail -1) > 4500000 ))", "12:34 4711\n1"},
 	})
-	k.Log(fmt.Sprintf("%+v", on.Inputs))
 }

@@ -61,7 +61,8 @@ func TestColdStart(t *testing.T) {
 		h.must(c.try(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = string(paused) }))
 		c.begin()
 		c.counts("1")
-		if want := append([]byte("DISK"), h.launcher.RootImage[4:]...); !bytes.Equal(disk, want) {
+		// The one that was prepared is larger.
+		if want := append([]byte("DISK"), h.launcher.RootImage[4:]...); !bytes.HasPrefix(disk, want) || len(disk) == len(want) {
 			t.Errorf("the root has %d bytes: %.20q", len(disk), disk)
 		}
 		m := h.launcher.Last()
@@ -136,7 +137,7 @@ func TestColdPause(t *testing.T) {
 }
 
 // TestSavedDisks: the disk of a container that runs on is saved without its memory, and others begin with a copy of it, as many as
-// want to, whose disks may be larger. Nothing goes on from it.
+// want to.
 func TestSavedDisks(t *testing.T) {
 	h := newHarness(t)
 	h.launcher.RootImage = bytes.Repeat([]byte("disk"), 1<<10)
@@ -156,19 +157,14 @@ func TestSavedDisks(t *testing.T) {
 		size = st.Size()
 		return err
 	}
-	for i, cold := range []bool{true, true, false} {
+	for i := range 2 {
 		dir := t.TempDir()
-		h.must(saved.Checkpoint{Snapshot: "layer", Container: cid, Cold: cold}.Write(dir))
+		h.must(saved.Checkpoint{Snapshot: "layer", Container: cid, Cold: true}.Write(dir))
 		other := &teller{harness: h, Service: h.clone(fmt.Sprint("other", i)), id: cid}
-		err := other.try(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = dir })
-		if !cold {
-			refused(t, "to go on from disks", err)
-			continue
-		}
-		h.must(err)
+		h.must(other.try(func(r *taskapi.CreateTaskRequest) { r.Checkpoint = dir }))
 		other.begin()
 		other.counts("1")
-		if m := h.launcher.Last(); m.Snapshot != "" || size < 4<<10 {
+		if m := h.launcher.Last(); m.Snapshot != "" || size <= 4<<10 {
 			t.Errorf("of snapshot %q, with a disk of %d bytes", m.Snapshot, size)
 		}
 		other.end()
