@@ -68,3 +68,24 @@ func (c *Client) Rollback(ctx context.Context, id, name string) error {
 	_, err = shim.Rollback(ctx, name)
 	return err
 }
+
+// Hold has a running container stand still, with its memory where it is, until Release: it takes no CPU, doesn't see the time
+// pass, and can only be released or killed.
+func (c *Client) Hold(ctx context.Context, id string) error {
+	shim, err := snapshots.Dial(ctx, c.cfg, c.cfg.Containerd.Namespace, id)
+	if err != nil {
+		return err
+	}
+	defer shim.Close()
+	return shim.Hold(ctx)
+}
+
+// Release has it go on, with its clock put right. containerd isn't asked. After an error its machine has ended.
+func (c *Client) Release(ctx context.Context, id string) error {
+	shim, err := snapshots.Dial(ctx, c.cfg, c.cfg.Containerd.Namespace, id)
+	if err != nil {
+		return err
+	}
+	defer shim.Close()
+	return shim.Release(ctx)
+}

@@ -439,6 +439,150 @@ func (x *RollbackResponse) GetPid() uint32 {
 	return 0
 }
 
+type HoldRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldRequest) Reset() {
+	*x = HoldRequest{}
+	mi := &file_shim_api_snapshot_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldRequest) ProtoMessage() {}
+
+func (x *HoldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_snapshot_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
+func (*HoldRequest) Descriptor() ([]byte, []int) {
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{8}
+}
+
+type HoldResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldResponse) Reset() {
+	*x = HoldResponse{}
+	mi := &file_shim_api_snapshot_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldResponse) ProtoMessage() {}
+
+func (x *HoldResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_snapshot_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldResponse.ProtoReflect.Descriptor instead.
+func (*HoldResponse) Descriptor() ([]byte, []int) {
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{9}
+}
+
+type ReleaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseRequest) Reset() {
+	*x = ReleaseRequest{}
+	mi := &file_shim_api_snapshot_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseRequest) ProtoMessage() {}
+
+func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_snapshot_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseRequest) Descriptor() ([]byte, []int) {
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{10}
+}
+
+type ReleaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseResponse) Reset() {
+	*x = ReleaseResponse{}
+	mi := &file_shim_api_snapshot_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseResponse) ProtoMessage() {}
+
+func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_snapshot_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseResponse) Descriptor() ([]byte, []int) {
+	return file_shim_api_snapshot_proto_rawDescGZIP(), []int{11}
+}
+
 var File_shim_api_snapshot_proto protoreflect.FileDescriptor
 
 const file_shim_api_snapshot_proto_rawDesc = "" +
@@ -469,12 +613,18 @@ const file_shim_api_snapshot_proto_rawDesc = "" +
 	"\x0fRollbackRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\"$\n" +
 	"\x10RollbackResponse\x12\x10\n" +
-	"\x03pid\x18\x01 \x01(\rR\x03pid2\x99\x02\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\"\r\n" +
+	"\vHoldRequest\"\x0e\n" +
+	"\fHoldResponse\"\x10\n" +
+	"\x0eReleaseRequest\"\x11\n" +
+	"\x0fReleaseResponse2\xa0\x03\n" +
 	"\tSnapshots\x12=\n" +
 	"\x04Save\x12\x19.cube.shim.v1.SaveRequest\x1a\x1a.cube.shim.v1.SaveResponse\x12@\n" +
 	"\x05Pause\x12\x1a.cube.shim.v1.PauseRequest\x1a\x1b.cube.shim.v1.PauseResponse\x12@\n" +
 	"\x05Stats\x12\x1a.cube.shim.v1.StatsRequest\x1a\x1b.cube.shim.v1.StatsResponse\x12I\n" +
-	"\bRollback\x12\x1d.cube.shim.v1.RollbackRequest\x1a\x1e.cube.shim.v1.RollbackResponseB*Z(github.com/cubesandbox/cube/shim/api;apib\x06proto3"
+	"\bRollback\x12\x1d.cube.shim.v1.RollbackRequest\x1a\x1e.cube.shim.v1.RollbackResponse\x12=\n" +
+	"\x04Hold\x12\x19.cube.shim.v1.HoldRequest\x1a\x1a.cube.shim.v1.HoldResponse\x12F\n" +
+	"\aRelease\x12\x1c.cube.shim.v1.ReleaseRequest\x1a\x1d.cube.shim.v1.ReleaseResponseB*Z(github.com/cubesandbox/cube/shim/api;apib\x06proto3"
 
 var (
 	file_shim_api_snapshot_proto_rawDescOnce sync.Once
@@ -488,7 +638,7 @@ func file_shim_api_snapshot_proto_rawDescGZIP() []byte {
 	return file_shim_api_snapshot_proto_rawDescData
 }
 
-var file_shim_api_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_shim_api_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_shim_api_snapshot_proto_goTypes = []any{
 	(*SaveRequest)(nil),      // 0: cube.shim.v1.SaveRequest
 	(*SaveResponse)(nil),     // 1: cube.shim.v1.SaveResponse
@@ -498,21 +648,29 @@ var file_shim_api_snapshot_proto_goTypes = []any{
 	(*StatsResponse)(nil),    // 5: cube.shim.v1.StatsResponse
 	(*RollbackRequest)(nil),  // 6: cube.shim.v1.RollbackRequest
 	(*RollbackResponse)(nil), // 7: cube.shim.v1.RollbackResponse
+	(*HoldRequest)(nil),      // 8: cube.shim.v1.HoldRequest
+	(*HoldResponse)(nil),     // 9: cube.shim.v1.HoldResponse
+	(*ReleaseRequest)(nil),   // 10: cube.shim.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),  // 11: cube.shim.v1.ReleaseResponse
 }
 var file_shim_api_snapshot_proto_depIdxs = []int32{
-	0, // 0: cube.shim.v1.Snapshots.Save:input_type -> cube.shim.v1.SaveRequest
-	2, // 1: cube.shim.v1.Snapshots.Pause:input_type -> cube.shim.v1.PauseRequest
-	4, // 2: cube.shim.v1.Snapshots.Stats:input_type -> cube.shim.v1.StatsRequest
-	6, // 3: cube.shim.v1.Snapshots.Rollback:input_type -> cube.shim.v1.RollbackRequest
-	1, // 4: cube.shim.v1.Snapshots.Save:output_type -> cube.shim.v1.SaveResponse
-	3, // 5: cube.shim.v1.Snapshots.Pause:output_type -> cube.shim.v1.PauseResponse
-	5, // 6: cube.shim.v1.Snapshots.Stats:output_type -> cube.shim.v1.StatsResponse
-	7, // 7: cube.shim.v1.Snapshots.Rollback:output_type -> cube.shim.v1.RollbackResponse
-	4, // [4:8] is the sub-list for method output_type
-	0, // [0:4] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	0,  // 0: cube.shim.v1.Snapshots.Save:input_type -> cube.shim.v1.SaveRequest
+	2,  // 1: cube.shim.v1.Snapshots.Pause:input_type -> cube.shim.v1.PauseRequest
+	4,  // 2: cube.shim.v1.Snapshots.Stats:input_type -> cube.shim.v1.StatsRequest
+	6,  // 3: cube.shim.v1.Snapshots.Rollback:input_type -> cube.shim.v1.RollbackRequest
+	8,  // 4: cube.shim.v1.Snapshots.Hold:input_type -> cube.shim.v1.HoldRequest
+	10, // 5: cube.shim.v1.Snapshots.Release:input_type -> cube.shim.v1.ReleaseRequest
+	1,  // 6: cube.shim.v1.Snapshots.Save:output_type -> cube.shim.v1.SaveResponse
+	3,  // 7: cube.shim.v1.Snapshots.Pause:output_type -> cube.shim.v1.PauseResponse
+	5,  // 8: cube.shim.v1.Snapshots.Stats:output_type -> cube.shim.v1.StatsResponse
+	7,  // 9: cube.shim.v1.Snapshots.Rollback:output_type -> cube.shim.v1.RollbackResponse
+	9,  // 10: cube.shim.v1.Snapshots.Hold:output_type -> cube.shim.v1.HoldResponse
+	11, // 11: cube.shim.v1.Snapshots.Release:output_type -> cube.shim.v1.ReleaseResponse
+	6,  // [6:12] is the sub-list for method output_type
+	0,  // [0:6] is the sub-list for method input_type
+	0,  // [0:0] is the sub-list for extension type_name
+	0,  // [0:0] is the sub-list for extension extendee
+	0,  // [0:0] is the sub-list for field type_name
 }
 
 func init() { file_shim_api_snapshot_proto_init() }
@@ -526,7 +684,7 @@ func file_shim_api_snapshot_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_api_snapshot_proto_rawDesc), len(file_shim_api_snapshot_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

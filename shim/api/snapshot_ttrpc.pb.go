@@ -12,6 +12,8 @@ type SnapshotsService interface {
 	Pause(context.Context, *PauseRequest) (*PauseResponse, error)
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
 	Rollback(context.Context, *RollbackRequest) (*RollbackResponse, error)
+	Hold(context.Context, *HoldRequest) (*HoldResponse, error)
+	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 }
 
 func RegisterSnapshotsService(srv *ttrpc.Server, svc SnapshotsService) {
@@ -44,6 +46,20 @@ func RegisterSnapshotsService(srv *ttrpc.Server, svc SnapshotsService) {
 					return nil, err
 				}
 				return svc.Rollback(ctx, &req)
+			},
+			"Hold": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req HoldRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Hold(ctx, &req)
+			},
+			"Release": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ReleaseRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Release(ctx, &req)
 			},
 		},
 	})
@@ -86,6 +102,22 @@ func (c *snapshotsClient) Stats(ctx context.Context, req *StatsRequest) (*StatsR
 func (c *snapshotsClient) Rollback(ctx context.Context, req *RollbackRequest) (*RollbackResponse, error) {
 	var resp RollbackResponse
 	if err := c.client.Call(ctx, "cube.shim.v1.Snapshots", "Rollback", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *snapshotsClient) Hold(ctx context.Context, req *HoldRequest) (*HoldResponse, error) {
+	var resp HoldResponse
+	if err := c.client.Call(ctx, "cube.shim.v1.Snapshots", "Hold", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *snapshotsClient) Release(ctx context.Context, req *ReleaseRequest) (*ReleaseResponse, error) {
+	var resp ReleaseResponse
+	if err := c.client.Call(ctx, "cube.shim.v1.Snapshots", "Release", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

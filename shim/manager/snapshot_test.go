@@ -11,7 +11,7 @@ import (
 	"github.com/cubesandbox/cube/shim/snapshots"
 )
 
-// TestSnapshots: the shim is found by its pod's id, and saves it and puts it back.
+// TestSnapshots: the shim is found by its pod's id, and saves it, puts it back and holds it.
 func TestSnapshots(t *testing.T) {
 	d := newDaemon(t)
 	cfg, err := config.Load(d.dir + "/config.toml")
@@ -42,6 +42,11 @@ func TestSnapshots(t *testing.T) {
 	if _, err := c.Rollback(t.Context(), "none"); !errdefs.IsNotFound(err) {
 		t.Errorf("to nothing: %v", err)
 	}
+	d.must(c.Hold(t.Context()))
+	if _, err := c.Save(t.Context(), "", ""); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("saved while it is held: %v", err)
+	}
+	d.must(c.Release(t.Context()))
 	shim := d.shimPID()
 	d.must(unix.Kill(shim, unix.SIGKILL))
 	d.ended(shim)

@@ -17,7 +17,7 @@ const killLimit = 5 * time.Second
 const exitLimit = 20 * time.Second
 
 // Kill sends a signal to a process, or with all to every process of the container. While the guest stands still for a save
-// or a rollback, it waits; a SIGKILL for init doesn't wait long.
+// or a rollback, it waits; a SIGKILL for init doesn't wait long. A machine that is held is ended by any.
 func (p *Pod) Kill(ctx context.Context, id, execID string, signal uint32, all bool) error {
 	t, err := p.process(id, execID)
 	if err != nil {
@@ -42,7 +42,7 @@ func (p *Pod) Kill(ctx context.Context, id, execID string, signal uint32, all bo
 		return c.strike(ctx, r)
 	}
 	for {
-		if err := p.goesOn(ctx, 0, ""); err != nil {
+		if err := p.goesOn(ctx, 0, t.name()+" got a signal"); err != nil {
 			return err
 		}
 		v := c.vm()

@@ -101,6 +101,9 @@ func (p *Pod) reserve(id string) error {
 	if p.rolling {
 		return errRollingBack
 	}
+	if p.still != nil && p.still.held {
+		return errHeld
+	}
 	if p.slots[id] != nil {
 		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("container %s already exists", id))
 	}

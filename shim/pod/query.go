@@ -22,11 +22,15 @@ func (p *Pod) State(id, execID string) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
+	held := p.held()
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
 	s := Status{Bundle: t.c.bundle, PID: t.c.vm().PID(), State: t.state, Stdio: t.stdio, Exit: t.exit}
 	if init := t.c.init.state; t.state == Running && (init == Pausing || init == Paused) {
 		s.State = init // an exec stands still with its container
+	}
+	if s.State == Running && held {
+		s.State = Paused
 	}
 	return s, nil
 }
@@ -90,6 +94,9 @@ func (p *Pod) Stats(ctx context.Context, id string) ([]byte, error) {
 	c.mu.Unlock()
 	if err := state.check(opStats, c.init.name()); err != nil {
 		return nil, err
+	}
+	if p.held() {
+		return nil, errHeld
 	}
 	r, err := c.vm().guest.Stats(ctx, &api.ContainerRequest{Id: c.guestID})
 	if err != nil {

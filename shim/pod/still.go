@@ -22,10 +22,14 @@ func (p *Pod) change(ctx context.Context) (done func(), err error) {
 	if err := p.changes.Acquire(ctx, 1); err != nil {
 		return nil, fmt.Errorf("the pod is being saved or put back to a snapshot: %w", err)
 	}
+	if p.held() {
+		p.changes.Release(1)
+		return nil, errHeld
+	}
 	return func() { p.changes.Release(1) }, nil
 }
 
-// unchanged is for saves and rollbacks.
+// unchanged is for saves, rollbacks and holds.
 func (p *Pod) unchanged(ctx context.Context, timeout func(time.Duration) time.Duration) (done func(), err error) {
 	limited, cancel := context.WithTimeout(ctx, timeout(changeLimit))
 	defer cancel()
@@ -35,13 +39,19 @@ func (p *Pod) unchanged(ctx context.Context, timeout func(time.Duration) time.Du
 		}
 		return nil, errdefs.ErrUnavailable.WithMessage("a container of the pod is being changed, or the pod saved or put back, and that takes long: try again later")
 	}
+	if p.held() {
+		p.changes.Release(allChanges)
+		return nil, errHeld
+	}
 	return func() { p.changes.Release(allChanges) }, nil
 }
 
-// stillness is the time in which the guest stands still for a save or a rollback.
+// stillness is the time in which the guest stands still for a save, a rollback or a hold.
 type stillness struct {
 	over   chan struct{}
-	giveUp context.CancelCauseFunc // cancels the save or the rollback
+	giveUp context.CancelCauseFunc // cancels the save or the rollback, and ends the machine that is held
+	held   bool
+	vm     *vm // that is held
 }
 
 // standStill begins one, with the changes kept away.
@@ -68,14 +78,17 @@ func (p *Pod) stands() *stillness {
 }
 
 // goesOn waits for the end of a stillness, if there is one. After the limit what the guest stands still for is given up, for
-// that reason; 0 is no limit.
+// that reason; 0 is no limit. A hold, which nothing else may end, is given up at once.
 func (p *Pod) goesOn(ctx context.Context, limit time.Duration, reason string) error {
 	s := p.stands()
 	if s == nil {
 		return nil
 	}
 	var late <-chan time.Time
-	if limit > 0 {
+	switch {
+	case s.held:
+		s.giveUp(errdefs.ErrAborted.WithMessage("given up: " + reason))
+	case limit > 0:
 		timer := time.NewTimer(limit)
 		defer timer.Stop()
 		late = timer.C

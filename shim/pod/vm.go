@@ -46,8 +46,10 @@ type vm struct {
 	lastEvent atomic.Uint64
 	// asleep: it is of a snapshot, and nothing of the work in it has run since.
 	asleep atomic.Bool
-	// held: a save or a rollback has it stand still.
+	// held: a save, a rollback or a hold has it stand still.
 	held atomic.Bool
+	// kept: it is a hold, which has stopped its CPUs.
+	kept atomic.Bool
 	// ended says that this shim ends the machine, on purpose.
 	ended   atomic.Bool
 	stopped chan struct{} // closed when stop has finished
@@ -213,8 +215,8 @@ func (v *vm) stop() error {
 		select {
 		case <-v.down:
 		default:
-			if v.asleep.Load() {
-				break // it has nothing that isn't in the snapshot
+			if v.asleep.Load() || v.kept.Load() {
+				break // it has nothing that isn't in the snapshot, or on its disks
 			}
 			if _, err := v.guest.Shutdown(context.Background(), &emptypb.Empty{}); err != nil {
 				v.log.Warn("the guest didn't shut down in order", "error", err)
@@ -250,7 +252,7 @@ func (v *vm) kill(reason string) {
 	})
 }
 
-// discard ends a machine in which nothing has run yet.
+// discard ends a machine in which nothing works, not yet or not any more.
 func (v *vm) discard() error {
 	v.once.Do(func() {
 		v.ended.Store(true)

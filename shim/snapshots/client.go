@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"path/filepath"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -27,31 +28,52 @@ type Client struct {
 // Dial connects to the shim of the pod with that id in a namespace of containerd's. The error is errdefs.ErrNotFound where
 // there is none.
 func Dial(ctx context.Context, cfg *config.Config, namespace, id string) (*Client, error) {
-	pods, err := record.Pods(cfg.PodDir())
+	p, err := find(cfg, namespace, id)
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range pods {
-		state, err := p.State()
-		if errors.Is(err, fs.ErrNotExist) || err == nil && (state.ID != id || state.Namespace != namespace) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("look for the pod %s: %w", id, err)
-		}
-		address, err := p.Address()
-		if err != nil {
-			return nil, fmt.Errorf("find the shim of %s: %w", id, err)
-		}
-		var d net.Dialer
-		conn, err := d.DialContext(ctx, "unix", strings.TrimPrefix(address, "unix://"))
-		if err != nil {
-			return nil, fmt.Errorf("connect to the shim of %s: %w", id, err)
-		}
-		rpc := ttrpc.NewClient(conn)
-		return &Client{rpc: rpc, api: api.NewSnapshotsClient(rpc)}, nil
+	address, err := p.Address()
+	if err != nil {
+		return nil, fmt.Errorf("find the shim of %s: %w", id, err)
 	}
-	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("%s is not running: no pod of namespace %s has that id", id, namespace))
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", strings.TrimPrefix(address, "unix://"))
+	if err != nil {
+		return nil, fmt.Errorf("connect to the shim of %s: %w", id, err)
+	}
+	rpc := ttrpc.NewClient(conn)
+	return &Client{rpc: rpc, api: api.NewSnapshotsClient(rpc)}, nil
+}
+
+// find finds a pod by its id.
+func find(cfg *config.Config, namespace, id string) (record.Pod, error) {
+	is := func(p record.Pod) (bool, error) {
+		state, err := p.State()
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		return err == nil && state.ID == id && state.Namespace == namespace, err
+	}
+	// That of a container by itself is the one that its bundle names, where that is of the private containerd's.
+	if p, err := record.Bundle(filepath.Join(cfg.BundleDir(), namespace, id)).Pod(); err == nil {
+		if ok, err := is(p); ok && err == nil {
+			return p, nil
+		}
+	}
+	pods, err := record.Pods(cfg.PodDir())
+	if err != nil {
+		return "", err
+	}
+	for _, p := range pods {
+		ok, err := is(p)
+		if err != nil {
+			return "", fmt.Errorf("look for the pod %s: %w", id, err)
+		}
+		if ok {
+			return p, nil
+		}
+	}
+	return "", errdefs.ErrNotFound.WithMessage(fmt.Sprintf("%s is not running: no pod of namespace %s has that id", id, namespace))
 }
 
 // Close ends the connection.
@@ -98,4 +120,20 @@ func (c *Client) Rollback(ctx context.Context, name string) (pid int, err error)
 		return 0, errgrpc.ToNative(err)
 	}
 	return int(r.Pid), nil
+}
+
+// Hold has the pod's machine stand still; see pod.Hold.
+func (c *Client) Hold(ctx context.Context) error {
+	if _, err := c.api.Hold(ctx, &api.HoldRequest{}); err != nil {
+		return errgrpc.ToNative(err)
+	}
+	return nil
+}
+
+// Release has it go on.
+func (c *Client) Release(ctx context.Context) error {
+	if _, err := c.api.Release(ctx, &api.ReleaseRequest{}); err != nil {
+		return errgrpc.ToNative(err)
+	}
+	return nil
 }

@@ -1,5 +1,5 @@
-// Package snapshots is the shim's own ttrpc service for what containerd can't ask for: saving its pod, and putting it back
-// to what was saved.
+// Package snapshots is the shim's own ttrpc service for what containerd can't ask for: saving its pod, putting it back to what
+// was saved, and holding it.
 package snapshots
 
 import (
@@ -93,4 +93,26 @@ func (s *Service) Rollback(ctx context.Context, r *api.RollbackRequest) (*api.Ro
 	}
 	s.log.Debug("roll back", "snapshot", r.Snapshot, "pid", pid, "took", time.Since(began))
 	return &api.RollbackResponse{Pid: uint32(pid)}, nil
+}
+
+// Hold implements the API.
+func (s *Service) Hold(ctx context.Context, _ *api.HoldRequest) (*api.HoldResponse, error) {
+	began := time.Now()
+	if err := s.pod.Hold(ctx); err != nil {
+		s.log.Error("hold", "error", err)
+		return nil, answer.Error(err)
+	}
+	s.log.Debug("hold", "took", time.Since(began))
+	return &api.HoldResponse{}, nil
+}
+
+// Release implements the API.
+func (s *Service) Release(ctx context.Context, _ *api.ReleaseRequest) (*api.ReleaseResponse, error) {
+	began := time.Now()
+	if err := s.pod.Release(ctx); err != nil {
+		s.log.Error("release", "error", err)
+		return nil, answer.Error(err)
+	}
+	s.log.Debug("release", "took", time.Since(began))
+	return &api.ReleaseResponse{}, nil
 }
