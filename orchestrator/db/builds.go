@@ -107,10 +107,11 @@ func (d *DB) Build(ctx context.Context, id string) (Build, error) {
 	return b, d.explain("read", err)
 }
 
-// Loose lists the builds that belong to no template and that no sandbox is of: what is being made, and what can be deleted.
+// Loose lists the builds that belong to no template and that no sandbox nor a member of the pool is of: what is being made, and
+// what can be deleted.
 func (d *DB) Loose(ctx context.Context) ([]Build, error) {
 	rows, err := d.read.QueryContext(ctx, "SELECT "+buildColumns+` FROM builds b
-		WHERE template IS NULL AND NOT EXISTS (SELECT 1 FROM sandboxes s WHERE s.build = b.id)`)
+		WHERE template IS NULL AND NOT EXISTS (SELECT 1 FROM sandboxes s WHERE s.build = b.id) AND NOT EXISTS (SELECT 1 FROM members m WHERE m.build = b.id)`)
 	return collect(d, rows, err, func(b *Build) error {
 		to, read := b.fields()
 		return errors.Join(rows.Scan(to...), read())

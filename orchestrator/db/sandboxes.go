@@ -47,29 +47,28 @@ func (s *Sandbox) fields() (to []any, read func() error) {
 
 // AddSandbox writes the row of a sandbox before there is anything else of it. A build that is no more is errdefs.ErrNotFound.
 func (d *DB) AddSandbox(ctx context.Context, s Sandbox) error {
-	err := d.update(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "INSERT INTO sandboxes (id, team, template, build, state, started, deadline, spec) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-			s.ID, s.Team, s.Template, s.Build, s.State, stamp(s.StartedAt), stamp(s.Deadline), string(s.Spec))
-		var failed *sqlite.Error
-		if errors.As(err, &failed) && failed.Code() == lib.SQLITE_CONSTRAINT_PRIMARYKEY {
-			return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("there is a sandbox %s", s.ID))
-		}
-		if err != nil {
+	return d.explain("write to", d.update(ctx, func(tx *sql.Tx) error { return addSandbox(ctx, tx, s) }))
+}
+
+func addSandbox(ctx context.Context, tx *sql.Tx, s Sandbox) error {
+	_, err := tx.ExecContext(ctx, "INSERT INTO sandboxes (id, team, template, build, state, started, deadline, spec) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+		s.ID, s.Team, s.Template, s.Build, s.State, stamp(s.StartedAt), stamp(s.Deadline), string(s.Spec))
+	var failed *sqlite.Error
+	switch {
+	case errors.As(err, &failed) && failed.Code() == lib.SQLITE_CONSTRAINT_PRIMARYKEY:
+		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("there is a sandbox %s", s.ID))
+	case errors.As(err, &failed) && failed.Code() == lib.SQLITE_CONSTRAINT_FOREIGNKEY:
+		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("template '%s' has just been deleted", s.Template))
+	case err != nil:
+		return err
+	}
+	for k, v := range s.Metadata {
+		if _, err := tx.ExecContext(ctx, "INSERT INTO metadata (sandbox, key, value) VALUES (?, ?, ?)", s.ID, k, v); err != nil {
 			return err
 		}
-		for k, v := range s.Metadata {
-			if _, err := tx.ExecContext(ctx, "INSERT INTO metadata (sandbox, key, value) VALUES (?, ?, ?)", s.ID, k, v); err != nil {
-				return err
-			}
-		}
-		_, err = tx.ExecContext(ctx, "UPDATE templates SET spawns = spawns + 1, spawned = ? WHERE id = ?", stamp(s.StartedAt), s.Template)
-		return err
-	})
-	var failed *sqlite.Error
-	if errors.As(err, &failed) && failed.Code() == lib.SQLITE_CONSTRAINT_FOREIGNKEY {
-		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("template '%s' has just been deleted", s.Template))
 	}
-	return d.explain("write to", err)
+	_, err = tx.ExecContext(ctx, "UPDATE templates SET spawns = spawns + 1, spawned = ? WHERE id = ?", stamp(s.StartedAt), s.Template)
+	return err
 }
 
 // SetSandbox writes a row's state, times and spec, if its state is still from; otherwise it is errdefs.ErrFailedPrecondition.

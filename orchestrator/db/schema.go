@@ -102,4 +102,13 @@ CREATE TABLE layers (
 	ready INTEGER NOT NULL DEFAULT 0 CHECK (ready IN (0, 1))
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX layers_of ON layers (team, sum);
+`, `
+-- Machines that are kept for sandboxes to come, by the ids that these are going to have.
+CREATE TABLE members (
+	id TEXT PRIMARY KEY,
+	build TEXT NOT NULL REFERENCES builds,
+	ready INTEGER NOT NULL CHECK (ready IN (0, 1)),
+	created INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX members_of ON members (build);
 `}
