@@ -45,6 +45,7 @@ type Config struct {
 	Logs       Logs       `toml:"logs"`
 	Network    Network    `toml:"network"`
 	API        API        `toml:"api"`
+	Pool       Pool       `toml:"pool"`
 	Proxy      Proxy      `toml:"proxy"`
 	Templates  Templates  `toml:"templates"`
 	Admission  Admission  `toml:"admission"`
@@ -95,6 +96,14 @@ type Logs struct {
 	MaxFiles int  `toml:"max_files"`
 }
 
+// Pool is how many machines are kept ready for sandboxes to come.
+type Pool struct {
+	// MaxMemory bounds the memory of all of them; 0 = none are kept.
+	MaxMemory Size `toml:"max_memory"`
+	// MaxPerTemplate bounds how many there are of one template's build.
+	MaxPerTemplate int `toml:"max_per_template"`
+}
+
 // Default is the configuration of a host without a file.
 func Default() *Config {
 	return &Config{
@@ -116,6 +125,7 @@ func Default() *Config {
 		Logs:      Logs{MaxSize: 10 * units.MiB, MaxFiles: 3},
 		Network:   defaultNetwork(),
 		API:       defaultAPI(),
+		Pool:      Pool{MaxPerTemplate: 4},
 		Proxy:     defaultProxy(),
 		Admission: defaultAdmission(),
 		Limits:    defaultLimits(),
@@ -213,6 +223,8 @@ func (c *Config) complete() error {
 		return fmt.Errorf("logs.max_size = %s must be at least 64KiB", c.Logs.MaxSize)
 	case c.Logs.MaxFiles < 1 || c.Logs.MaxFiles > 1000:
 		return fmt.Errorf("logs.max_files = %d must be between 1 and 1000", c.Logs.MaxFiles)
+	case c.Pool.MaxPerTemplate < 1:
+		return fmt.Errorf("pool.max_per_template = %d must be at least 1; without a pool, pool.max_memory is 0", c.Pool.MaxPerTemplate)
 	}
 	if err := c.API.validate(); err != nil {
 		return err

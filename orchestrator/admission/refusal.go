@@ -38,6 +38,8 @@ const (
 	ReasonMachine   = "machine" // whoever makes it has said so
 	pressurePrefix  = "pressure_"
 	teamPrefix      = "team_"
+
+	ReasonMemoryPressure = pressurePrefix + "memory"
 )
 
 // hostAfter is when a host that is full, or hard pressed, is worth another try: its averages of pressure are of ten seconds.

@@ -90,6 +90,8 @@ func (m *machines) Watch(ctx context.Context, ready func(), _ func(string)) erro
 
 func (*machines) Save(context.Context, string, string) error                       { return nil }
 func (*machines) Sweep(context.Context) error                                      { return nil }
+func (*machines) Hold(context.Context, string) error                               { return nil }
+func (*machines) Release(context.Context, string) error                            { return nil }
 func (*machines) Rollback(context.Context, string, string) error                   { return nil }
 func (*machines) Forget(context.Context, string) error                             { return nil }
 func (*machines) SetNetwork(context.Context, string, lifecycle.Egress) error       { return nil }

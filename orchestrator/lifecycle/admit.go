@@ -42,7 +42,7 @@ func (e *Engine) account(r *row) {
 // share, otherwise errdefs.ErrUnavailable. create: it is a sandbox more, not one that comes back.
 func (e *Engine) admit(ctx context.Context, r *row, create bool) (release func(), err error) {
 	err = e.stage(ctx, stageAdmit, r.ID, func(ctx context.Context) error {
-		if err := e.reserve(r.ID, r.active(), create); err != nil {
+		if err := e.reserve(ctx, r.ID, r.active(), create); err != nil {
 			return err
 		}
 		start, err := e.turn(ctx, r.shape())
@@ -60,12 +60,36 @@ func (e *Engine) admit(ctx context.Context, r *row, create bool) (release func()
 }
 
 // reserve sets aside what a sandbox is going to have, until the ledger's Release.
-func (e *Engine) reserve(id string, entry admission.Entry, create bool) error {
-	reading, err := e.Host.Read()
-	if err != nil {
-		return err
+func (e *Engine) reserve(ctx context.Context, id string, entry admission.Entry, create bool) error {
+	return e.refused(e.makingRoom(ctx, func() error {
+		reading, err := e.Host.Read()
+		if err != nil {
+			return err
+		}
+		return e.ledger.Reserve(id, entry, reading, create)
+	}))
+}
+
+// makingRoom does what needs room on the host, again and again while members of the pool can give theirs for it.
+func (e *Engine) makingRoom(ctx context.Context, do func() error) error {
+	for {
+		err := do()
+		r := (*admission.Refusal)(nil)
+		if !errors.As(err, &r) {
+			return err
+		}
+		switch r.Reason {
+		case admission.ReasonCPU, admission.ReasonMemory, admission.ReasonDisk, admission.ReasonAvailable:
+			if !e.giveBack(ctx) {
+				return err
+			}
+		case admission.ReasonMemoryPressure:
+			e.drain() // which shows only later
+			return err
+		default:
+			return err
+		}
 	}
-	return e.refused(e.ledger.Reserve(id, entry, reading, create))
 }
 
 // refused counts an error, if it is a refusal.
@@ -78,6 +102,8 @@ func (e *Engine) refused(err error) error {
 
 // turn waits until a machine of that shape can be started, which lasts until release.
 func (e *Engine) turn(ctx context.Context, s admission.Shape) (release func(), err error) {
+	e.waiting.Add(1)
+	defer e.waiting.Add(-1)
 	limit := e.Timeout(queueTimeout)
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -90,6 +116,37 @@ func (e *Engine) turn(ctx context.Context, s admission.Shape) (release func(), e
 	case <-timer.C:
 		return nil, admission.Short(admission.ReasonQueue, 5*time.Second, "this host starts %d sandboxes at a time, and others have been before this one for %v: try again", cap(e.starts), limit)
 	}
+	err = e.makingRoom(ctx, func() (err error) {
+		release, err = e.beginStart(ctx, s)
+		return err
+	})
+	if err != nil {
+		<-e.starts
+	}
+	return release, err
+}
+
+// spareTurn is turn for what can wait: ok is false while others do, or start most of what may be started at once, or memory is short.
+func (e *Engine) spareTurn(ctx context.Context, s admission.Shape) (release func(), ok bool) {
+	if e.waiting.Load() > 0 || 2*len(e.starts) >= cap(e.starts) {
+		return nil, false
+	}
+	select {
+	case e.starts <- struct{}{}:
+	default:
+		return nil, false
+	}
+	release, err := e.beginStart(ctx, s)
+	if err != nil {
+		<-e.starts
+		e.pool.rest(e.Timeout(pressureRest))
+		return nil, false
+	}
+	return release, true
+}
+
+// beginStart sees that the host has the memory left for a machine of that shape, which has had its turn to be started until release.
+func (e *Engine) beginStart(ctx context.Context, s admission.Shape) (release func(), err error) {
 	need := admission.Need(e.Admission, s).Memory
 	left, err := e.left(ctx)
 	e.mu.Lock()
@@ -102,7 +159,6 @@ func (e *Engine) turn(ctx context.Context, s admission.Shape) (release func(), e
 	}
 	e.mu.Unlock()
 	if err != nil {
-		<-e.starts
 		return nil, err
 	}
 	return func() {
@@ -110,6 +166,7 @@ func (e *Engine) turn(ctx context.Context, s admission.Shape) (release func(), e
 		e.starting -= need
 		e.mu.Unlock()
 		<-e.starts
+		e.pool.poke()
 	}, nil
 }
 
@@ -149,7 +206,7 @@ func (e *Engine) left(ctx context.Context) (int64, error) {
 // once. What there isn't enough of is errdefs.ErrUnavailable.
 func (e *Engine) AdmitBuild(s admission.Shape) (done func(), err error) {
 	id := "build-" + randomID(20)
-	if err := e.reserve(id, admission.Entry{Shape: s, Machine: true}, false); err != nil {
+	if err := e.reserve(e.life, id, admission.Entry{Shape: s, Machine: true}, false); err != nil {
 		return nil, err
 	}
 	return sync.OnceFunc(func() { e.ledger.Release(id) }), nil

@@ -62,6 +62,7 @@ func (e *Engine) Describe(chan<- *prometheus.Desc) {}
 func (e *Engine) Collect(to chan<- prometheus.Metric) {
 	e.stages.Collect(to)
 	e.refusals.Collect(to)
+	e.pool.collect(to)
 	e.collectRoom(to)
 	count := map[State]int{}
 	for s := range table {

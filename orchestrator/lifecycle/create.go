@@ -13,7 +13,8 @@ import (
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
-// Create makes a sandbox, and returns when it can be used. When ctx ends before, there is none.
+// Create makes a sandbox, of a member of the pool if there is one, and returns when it can be used. When ctx ends before, there is
+// none.
 func (e *Engine) Create(ctx context.Context, c Create) (Sandbox, error) {
 	if err := e.Ready(); err != nil {
 		return Sandbox{}, err
@@ -42,6 +43,11 @@ func (e *Engine) Create(ctx context.Context, c Create) (Sandbox, error) {
 	if ref.Name != t.ID {
 		r.Alias = ref.Name
 	}
+	if m := e.pool.take(b); m != nil {
+		if sb, ok, err := e.fromPool(ctx, r, m); ok {
+			return sb, err
+		}
+	}
 	return e.make(ctx, r, b.Snapshot, whyCreate)
 }
 
@@ -68,20 +74,25 @@ func (e *Engine) made(ctx context.Context, r *row, snapshot, why string) (Sandbo
 		return Sandbox{}, err
 	}
 	defer release()
+	return e.born(ctx, r, e.db.AddSandbox, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why, release) })
+}
+
+// born writes a new row, and has come about what it says: do is the work of its state.
+func (e *Engine) born(ctx context.Context, r *row, write func(context.Context, db.Sandbox) error, do func(context.Context) outcome) (Sandbox, error) {
 	r.StartedAt = time.Now()
 	r.EndAt = r.StartedAt.Add(r.Timeout)
 	s, err := r.encode()
 	if err != nil {
 		return Sandbox{}, err
 	}
-	if err := e.db.AddSandbox(ctx, s); err != nil {
+	if err := write(ctx, s); err != nil {
 		return Sandbox{}, err
 	}
 	b, err := e.add(r)
 	if err != nil { // the next engine removes the row
 		return Sandbox{}, err
 	}
-	j := e.start(ctx, b, e.life, createTimeout, func(ctx context.Context) outcome { return e.creating(ctx, r, snapshot, why, release) })
+	j := e.start(ctx, b, e.life, createTimeout, do)
 	stop := context.AfterFunc(ctx, func() { j.stop(context.Cause(ctx)) })
 	defer stop()
 	<-j.done // it is given up when ctx ends

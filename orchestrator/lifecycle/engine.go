@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -44,6 +45,8 @@ type Options struct {
 	Since time.Time
 	// SampleEvery is how often sandboxes that run are asked what they use; 0 asks them when somebody wants to know.
 	SampleEvery time.Duration
+	// Pool keeps machines ready for sandboxes to come.
+	Pool PoolOptions
 }
 
 // Engine makes sandboxes and says what state they are in. All methods may be called from many goroutines. What is asked of a
@@ -62,6 +65,8 @@ type Engine struct {
 	endLife, endLasts context.CancelCauseFunc
 	alarms            *alarms
 	starts            chan struct{}
+	waiting           atomic.Int64 // for their turn to be started
+	pool              *pool
 	// ledger has what is reserved for each row: whoever publishes one tells it.
 	ledger   *admission.Ledger
 	refusals *prometheus.CounterVec
@@ -97,7 +102,7 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 	}
 	defaults := config.Default()
 	o.Admission, o.Limits = cmp.Or(o.Admission, &defaults.Admission), cmp.Or(o.Limits, &defaults.Limits)
-	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
+	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), pool: newPool(o.Pool), starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
 		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{},
 		ledger: admission.NewLedger(o.Admission, o.Limits), refusals: newRefusals()}
 	rows, err := d.SandboxesIn(ctx)

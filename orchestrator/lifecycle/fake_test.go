@@ -40,6 +40,7 @@ type host struct {
 type machine struct {
 	state    Presence
 	half     bool
+	held     bool
 	addr     netip.Addr
 	memory   bool // kept by the pause
 	lives    int
@@ -76,13 +77,18 @@ func (h *host) do(ctx context.Context, call, id string, done func() error) error
 	if other, ok := h.busy[id]; ok && call != "look" && call != "network" && id != "" {
 		h.overlap = append(h.overlap, fmt.Sprintf("%s amid %s of %s", call, other, id))
 	}
-	h.busy[id] = call
+	changes := call != "look"
+	if changes {
+		h.busy[id] = call
+	}
 	fail, took := h.fail, h.took
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()
-		delete(h.busy, id)
-		h.mu.Unlock()
+		defer h.mu.Unlock()
+		if changes {
+			delete(h.busy, id)
+		}
 	}()
 	if fail != nil {
 		if err := fail(ctx, call, id, false); err != nil {
@@ -160,6 +166,29 @@ func (h *host) Save(ctx context.Context, id, snapshot string) error {
 		_, err := h.get(id, Runs)
 		if err == nil {
 			h.snapshots[snapshot] = true
+		}
+		return err
+	})
+}
+
+func (h *host) Hold(ctx context.Context, id string) error {
+	return h.do(ctx, "hold", id, func() error {
+		m, err := h.get(id, Runs)
+		if err == nil {
+			m.held = true
+		}
+		return err
+	})
+}
+
+func (h *host) Release(ctx context.Context, id string) error {
+	return h.do(ctx, "release", id, func() error {
+		m, err := h.get(id, Runs)
+		if err == nil && m.half {
+			err = errdefs.ErrNotFound.WithMessage("its machine has ended")
+		}
+		if err == nil {
+			m.held = false
 		}
 		return err
 	})
@@ -280,7 +309,7 @@ func (h *host) end(id string) {
 
 func (h *host) at(addr netip.Addr) *machine {
 	for _, m := range h.machines {
-		if m.state == Runs && m.addr == addr {
+		if m.state == Runs && m.addr == addr && !m.held && !m.half {
 			return m
 		}
 	}

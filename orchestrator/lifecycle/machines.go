@@ -7,7 +7,8 @@ import (
 )
 
 // Machines are what sandboxes are made of. A call is done when it returns, whole or not at all but where it says otherwise; one
-// whose context ends is given up and undone. Calls about one sandbox come one after another, but for Kill after what is given up.
+// whose context ends is given up and undone. Calls about one sandbox come one after another, but for Look, and for Kill after what is
+// given up.
 // Errors are of the classes of errdefs.
 type Machines interface {
 	// Create makes a running machine, with nothing in it told who it is, and returns where it is reached.
@@ -26,6 +27,11 @@ type Machines interface {
 	Forget(ctx context.Context, snapshot string) error
 	// Sweep removes what machines have left that ended while they were saved.
 	Sweep(ctx context.Context) error
+	// Hold has a running machine stand still until Release, with its memory where it is: it takes no CPU, and can only be released
+	// or killed. Whoever looks sees that it runs.
+	Hold(ctx context.Context, id string) error
+	// Release has it go on, with its clock put right. After an error the machine is to be killed.
+	Release(ctx context.Context, id string) error
 	// SetNetwork replaces what a running machine reaches, and will after a resume.
 	SetNetwork(ctx context.Context, id string, n Egress) error
 	// Kill ends a machine in whatever state, or a paused one, and removes all that there is of it, if there is anything.

@@ -3,20 +3,31 @@ package lifecycle
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
 // Open puts what the engines of before have left in order, and lets the engine serve. From then on deadlines are kept, and
 // machines that end by themselves are noticed. It fails if it isn't known which machines there are.
 //
-// What was being created is removed: nobody knows of it; so is what was to end with the engine that has made it. What was in another transition is what its machine is. What ran and has
-// no machine has ended, and machines without a row are removed. Deadlines that have passed meanwhile act at once.
+// What was being created is removed: nobody knows of it; so is what was to end with the engine that has made it. What was in another
+// transition is what its machine is. What ran and has no machine has ended, and machines without a row are removed. Members of the pool
+// that can be claimed stay, others are removed. Deadlines that have passed meanwhile act at once.
 func (e *Engine) Open(ctx context.Context) error {
 	seen, err := e.machines.All(ctx)
 	if err != nil {
 		return fmt.Errorf("look for the sandboxes of before: %w", err)
+	}
+	members, err := e.db.Members(ctx)
+	if err != nil {
+		return fmt.Errorf("look for the machines of before that were kept for sandboxes: %w", err)
+	}
+	for _, m := range members {
+		e.ledger.Set(m.ID, spare(m.Build))
 	}
 	e.mu.Lock()
 	if e.closed || e.open {
@@ -29,11 +40,12 @@ func (e *Engine) Open(ctx context.Context) error {
 	}
 	e.open = true
 	e.mu.Unlock()
-	e.strays(seen)
+	e.strays(seen, members)
 	for _, b := range boxes {
 		e.takeOver(b, seen[b.id])
 	}
 	e.background(e.lookForPressure)
+	e.openPool(members, seen)
 	e.background(e.sweep)
 	e.background(func() { e.alarms.run(e.life, func(id string) { e.background(func() { e.due(id) }) }) })
 	e.background(e.watch)
@@ -44,12 +56,12 @@ func (e *Engine) Open(ctx context.Context) error {
 }
 
 // strays removes machines that no row is of.
-func (e *Engine) strays(seen map[string]Seen) {
+func (e *Engine) strays(seen map[string]Seen, members []db.Member) {
 	for id := range seen {
 		e.mu.Lock()
 		known := e.boxes[id] != nil
 		e.mu.Unlock()
-		if known {
+		if known || slices.ContainsFunc(members, func(m db.Member) bool { return m.ID == id }) {
 			continue
 		}
 		e.Log.Warn("removing a machine that is of no sandbox", "id", id)
@@ -136,5 +148,10 @@ func (e *Engine) compare() {
 	e.mu.Unlock()
 	for _, b := range odd {
 		e.settle(b)
+	}
+	for _, m := range e.pool.ready() {
+		if seen[m.id].State != Runs {
+			e.lost(m)
+		}
 	}
 }

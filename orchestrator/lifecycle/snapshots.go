@@ -120,8 +120,9 @@ func (e *Engine) build(ctx context.Context, r *row) (b db.Build, done func(), er
 func (e *Engine) sweep() {
 	ctx, cancel := context.WithTimeout(e.last, e.Timeout(saveTimeout))
 	defer cancel()
+	errs := []error{e.retire(ctx), e.machines.Sweep(ctx)}
 	loose, err := e.db.Loose(ctx)
-	errs := []error{err, e.machines.Sweep(ctx)}
+	errs = append(errs, err)
 	for _, b := range loose {
 		e.mu.Lock()
 		making := e.making[b.ID]

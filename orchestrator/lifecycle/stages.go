@@ -24,6 +24,8 @@ const (
 	stageSave    = "save"
 	stageRewind  = "rollback"
 	stageKill    = "kill"
+	stageMember  = "member" // of the pool, from its start until it can be claimed
+	stageClaim   = "claim"  // has it go on
 )
 
 func newTracer() trace.Tracer {

@@ -248,6 +248,9 @@ func (e *Engine) heard(id string) {
 	b := e.boxes[id]
 	e.mu.Unlock()
 	if b == nil {
+		if m := e.pool.find(id); m != nil {
+			e.lost(m)
+		}
 		return
 	}
 	// Whoever does something with it looks at that when he is done, and sees it now or has made the row one at rest before.

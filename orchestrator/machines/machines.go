@@ -18,7 +18,7 @@ import (
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
-// Label is containerd's label with the team of a sandbox.
+// Label is containerd's label with the team of a sandbox: the one that it was made for, or "(pool)" if that wasn't known then.
 const Label = "io.cube.sandbox-team"
 
 // Machines are those of this host. All methods may be called from many goroutines.
@@ -108,6 +108,12 @@ func (m *Machines) Rollback(ctx context.Context, id, name string) error {
 	}
 	return m.client.Rollback(ctx, id, name)
 }
+
+// Hold has a running machine stand still.
+func (m *Machines) Hold(ctx context.Context, id string) error { return m.client.Hold(ctx, id) }
+
+// Release has it go on. containerd needn't be there for that.
+func (m *Machines) Release(ctx context.Context, id string) error { return m.client.Release(ctx, id) }
 
 // Forget deletes a snapshot, if there is one.
 func (m *Machines) Forget(_ context.Context, name string) error {

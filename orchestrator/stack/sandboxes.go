@@ -57,6 +57,7 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 	s.engine, err = lifecycle.New(ctx, s.db, m, g, s.cfg.SeedFile(), lifecycle.Options{
 		Log: log, Timeout: s.cfg.Timeout, Since: s.since, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
 		SampleEvery: time.Duration(s.cfg.API.MetricsInterval), Admission: &s.cfg.Admission, Limits: &s.cfg.Limits, Host: admission.NewProc(s.cfg),
+		Pool: lifecycle.PoolOptions{MaxMemory: int64(s.cfg.Pool.MaxMemory), MaxPerTemplate: s.cfg.Pool.MaxPerTemplate},
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,167 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
+)
+
+// lossRest is how long no member is made after one has ended by itself: whoever ends one may be ending all.
+const lossRest = 10 * time.Second
+
+// evict has a member be removed with all that there is of it. gone is closed when nothing is left.
+func (e *Engine) evict(m *member) (gone <-chan struct{}) {
+	p := e.pool
+	p.mu.Lock()
+	was := m.state
+	m.state = leaving
+	p.members[m.id] = m // if a claim has taken it
+	p.mu.Unlock()
+	switch was {
+	case beingMade:
+		m.stop() // who makes it removes it
+	case still:
+		e.background(func() { e.remove(m) })
+	}
+	return m.gone
+}
+
+// remove removes what there is of a member, again and again until that works or the engine's life ends.
+func (e *Engine) remove(m *member) {
+	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+		ctx, cancel := context.WithTimeout(e.last, e.Timeout(killTimeout))
+		err := e.machines.Kill(ctx, m.id)
+		if err == nil {
+			err = e.db.DropMember(ctx, m.id)
+		}
+		cancel()
+		if err == nil {
+			break
+		}
+		e.Log.Warn("a machine that was kept for sandboxes can't be removed yet", "member", m.id, "error", err)
+		select {
+		case <-time.After(e.Timeout(wait)):
+		case <-e.life.Done(): // the next engine does it
+			return
+		}
+	}
+	e.pool.mu.Lock()
+	delete(e.pool.members, m.id)
+	e.pool.mu.Unlock()
+	e.ledger.Drop(m.id)
+	close(m.gone)
+	e.pool.poke()
+}
+
+// adopt takes over the members of an engine of before that can be claimed, and has the others removed.
+func (p *pool) adopt(rows []db.Member, seen map[string]Seen) (useless []*member) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, row := range rows {
+		s := seen[row.ID]
+		m := &member{id: row.ID, build: row.Build, addr: s.Addr, stop: func() {}, gone: make(chan struct{}), state: still}
+		p.members[m.id] = m
+		if row.Ready && !row.Stale && s.State == Runs {
+			p.want(row.Build, 1) // as far as is known
+		} else {
+			useless = append(useless, m)
+		}
+	}
+	return useless
+}
+
+// openPool goes on with the pool of before.
+func (e *Engine) openPool(rows []db.Member, seen map[string]Seen) {
+	for _, m := range e.pool.adopt(rows, seen) {
+		e.evict(m)
+	}
+	e.background(e.keepPool)
+}
+
+// retire removes the members of builds that nobody can ask for any more, and waits for that.
+func (e *Engine) retire(ctx context.Context) error {
+	rows, err := e.db.Members(ctx)
+	if err != nil {
+		return err
+	}
+	var going []<-chan struct{}
+	for _, row := range rows {
+		e.pool.mu.Lock()
+		m := e.pool.members[row.ID]
+		if row.Stale {
+			delete(e.pool.wanted, row.Build.ID)
+		}
+		e.pool.mu.Unlock()
+		if row.Stale && m != nil {
+			going = append(going, e.evict(m))
+		}
+	}
+	return await(ctx, going)
+}
+
+func await(ctx context.Context, all []<-chan struct{}) error {
+	for _, c := range all {
+		select {
+		case <-c:
+		case <-ctx.Done():
+			return errors.New("members of the pool aren't removed yet")
+		}
+	}
+	return nil
+}
+
+// giveBack removes a member to make room for a sandbox, one of the build that is wanted least, and returns when its memory is
+// there. It is false if there is none.
+func (e *Engine) giveBack(ctx context.Context) bool {
+	p := e.pool
+	now := time.Now()
+	var least *member
+	level := 0.0
+	p.mu.Lock()
+	for _, m := range p.members {
+		of := 0.0
+		if d := p.wanted[m.build.ID]; d != nil {
+			of = d.level * decay(now.Sub(d.at))
+		}
+		if m.state != leaving && (least == nil || of < level) {
+			least, level = m, of
+		}
+	}
+	p.mu.Unlock()
+	if least == nil {
+		return false
+	}
+	p.rest(pressureRest)
+	return await(ctx, []<-chan struct{}{e.evict(least)}) == nil
+}
+
+// drain has all members be removed.
+func (e *Engine) drain() {
+	p := e.pool
+	p.mu.Lock()
+	all := slices.Collect(maps.Values(p.members))
+	p.mu.Unlock()
+	p.rest(pressureRest)
+	for _, m := range all {
+		e.evict(m)
+	}
+}
+
+// lost looks at a member whose machine may have ended.
+func (e *Engine) lost(m *member) {
+	e.background(func() {
+		ctx, cancel := context.WithTimeout(e.life, e.Timeout(lookTimeout))
+		defer cancel()
+		seen, err := e.machines.Look(ctx, m.id)
+		if err != nil || seen.State == Runs || e.pool.find(m.id) == nil {
+			return // a claim sees what it is worth
+		}
+		e.Log.Warn("a machine that was kept for sandboxes has ended", "member", m.id, "why", seen.Why)
+		e.pool.rest(e.Timeout(lossRest))
+		e.evict(m)
+	})
+}
