@@ -18,9 +18,23 @@ import (
 	"github.com/cubesandbox/cube/integration/stack"
 )
 
-// sandboxes measures E2B's API with real machines, on a stack of its own.
-func sandboxes(ctx context.Context, root string, n int) (err error) {
-	s, err := stack.Start(root)
+// sandboxes measures E2B's API with real machines, on stacks of their own: without the warm pool, and with it.
+func sandboxes(ctx context.Context, root string, n int) error {
+	err := onStack(ctx, root, func(u *user) error {
+		if err := u.creates(n); err != nil {
+			return err
+		}
+		return u.inside(n)
+	})
+	if err != nil {
+		return err
+	}
+	return onStack(ctx, root, func(u *user) error { return u.claims(n) }, "[pool]\nmax_memory = \"1GiB\"\nmax_per_template = 2")
+}
+
+// onStack does something as a user of a stack that has the template base, with more configuration.
+func onStack(ctx context.Context, root string, do func(*user) error, more ...string) (err error) {
+	s, err := stack.Start(root, more...)
 	if s != nil { // with an error, too
 		defer func() { err = errors.Join(err, s.Stop()) }()
 	}
@@ -38,10 +52,7 @@ func sandboxes(ctx context.Context, root string, n int) (err error) {
 	u.http = &http.Client{Transport: &http.Transport{DialContext: u.dial, MaxIdleConnsPerHost: 100}}
 	defer u.http.CloseIdleConnections()
 	(&bench{Stack: s}).conditions()
-	if err := u.creates(n); err != nil {
-		return err
-	}
-	return u.inside(n)
+	return do(u)
 }
 
 // user is one who has a key.
@@ -101,15 +112,22 @@ func (u *user) do(req *http.Request) ([]byte, error) {
 
 // create makes a sandbox, and returns when its envd has answered by the proxy.
 func (u *user) create() (sb sandbox, took time.Duration, err error) {
+	sb, _, took, err = u.timed()
+	return sb, took, err
+}
+
+// timed is create, and tells when the API had answered, too.
+func (u *user) timed() (sb sandbox, post, took time.Duration, err error) {
 	began := time.Now()
 	if err := u.api(http.MethodPost, "/v2/sandboxes", `{"templateID": "base", "timeout": 3600}`, &sb); err != nil {
-		return sb, 0, err
+		return sb, 0, 0, err
 	}
+	post = time.Since(began)
 	req, err := u.byProxy(sb).request(u.ctx, http.MethodGet, "/health", nil)
 	if err == nil {
 		_, err = u.do(req)
 	}
-	return sb, time.Since(began), err
+	return sb, post, time.Since(began), err
 }
 
 // creates measures creates, so many at once.
