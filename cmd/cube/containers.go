@@ -13,6 +13,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/urfave/cli/v2"
 
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 )
 
@@ -54,7 +55,7 @@ func stopCommand() *cli.Command {
 			&cli.DurationFlag{Name: "timeout", Aliases: []string{"t"}, Value: 10 * time.Second, Usage: "how long it may take to end by itself"},
 		},
 		Action: each(func(c *cli.Context, client *sandbox.Client, id string) error {
-			return client.Stop(c.Context, id, c.Duration("timeout"))
+			return recorded(c, audit.Kill, id, client.Stop(c.Context, id, c.Duration("timeout")))
 		}),
 	}
 }
@@ -66,7 +67,7 @@ func rmCommand() *cli.Command {
 		ArgsUsage: "ID...",
 		Flags:     []cli.Flag{&cli.BoolFlag{Name: "force", Aliases: []string{"f"}, Usage: "kill those that run"}},
 		Action: each(func(c *cli.Context, client *sandbox.Client, id string) error {
-			return client.Remove(c.Context, id, c.Bool("force"))
+			return recorded(c, audit.Kill, id, client.Remove(c.Context, id, c.Bool("force")))
 		}),
 	}
 }

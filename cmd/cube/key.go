@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -26,10 +27,11 @@ func keyCommand() *cli.Command {
 						return errors.New("it takes no arguments: --team says whose it is")
 					}
 					key, err := d.CreateKey(c.Context, c.String("team"))
-					if err == nil {
-						fmt.Fprintln(c.App.Writer, key)
+					if err != nil {
+						return err
 					}
-					return err
+					fmt.Fprintln(c.App.Writer, key)
+					return recordKey(c, d, audit.KeyCreate, key)
 				}),
 			},
 			{
@@ -48,7 +50,11 @@ func keyCommand() *cli.Command {
 					}
 					var errs []error
 					for _, id := range c.Args().Slice() {
-						if err := d.RevokeKey(c.Context, id); err != nil {
+						err := d.RevokeKey(c.Context, id)
+						if err == nil {
+							err = recordKey(c, d, audit.KeyRevoke, id)
+						}
+						if err != nil {
 							errs = append(errs, fmt.Errorf("%s: %w", masked(id), err))
 						}
 					}
@@ -57,6 +63,15 @@ func keyCommand() *cli.Command {
 			},
 		},
 	}
+}
+
+// recordKey has the audit log have what was done with a key.
+func recordKey(c *cli.Context, d *db.DB, action audit.Action, key string) error {
+	k, err := d.Key(c.Context, key)
+	if err != nil {
+		return err
+	}
+	return audit.Append(auditFile(at(c).cfg), audit.Entry{Action: action, Result: audit.OK, Team: k.Team, By: audit.By{Via: audit.CLI}, Subject: k.ID})
 }
 
 // masked leaves of a key only what may be shown.

@@ -55,10 +55,10 @@ func TestKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if team, err := d.Authenticate(t.Context(), strings.TrimSpace(second)); err != nil || team != "blue" {
+	if team, _, err := d.Authenticate(t.Context(), strings.TrimSpace(second)); err != nil || team != "blue" {
 		t.Errorf("the good one: %q, %v", team, err)
 	}
-	if _, err := d.Authenticate(t.Context(), strings.TrimSpace(first)); err == nil {
+	if _, _, err := d.Authenticate(t.Context(), strings.TrimSpace(first)); err == nil {
 		t.Error("a revoked key is good")
 	}
 	code, msg := cube(t, "key", "revoke", strings.TrimSpace(first))

@@ -119,7 +119,7 @@ func newApp() *cli.App {
 			upCommand(), downCommand(), statusCommand(), doctorCommand(),
 			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(),
 			snapshotCommand(), pauseCommand(), resumeCommand(), cloneCommand(), rollbackCommand(), dfCommand(), pruneCommand(), networkCommand(),
-			templateCommand(), keyCommand(), caCommand(), sshCommand(), portForwardCommand(), batchCommand(), benchCommand(), proxyCommand(),
+			templateCommand(), keyCommand(), teamCommand(), auditCommand(), caCommand(), sshCommand(), portForwardCommand(), batchCommand(), benchCommand(), proxyCommand(),
 		},
 	}
 	for _, c := range app.Commands {

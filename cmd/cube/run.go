@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/urfave/cli/v2"
 
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 )
 
@@ -71,10 +73,12 @@ func runAction(c *cli.Context) error {
 	progress := sandbox.Progress(reporter(sayTo(os.Stderr)))
 	if c.Bool("detach") {
 		id, err := client.RunDetached(c.Context, spec, progress)
-		if err != nil {
+		if err == nil {
+			fmt.Fprintln(c.App.Writer, id)
+		}
+		if err = recorded(c, audit.Create, cmp.Or(id, spec.ID), err); err != nil {
 			return fmt.Errorf("run: %w", err)
 		}
-		fmt.Fprintln(c.App.Writer, id)
 		return nil
 	}
 	code, err := client.Run(c.Context, spec, stdio(c), c.Bool("rm"), progress)

@@ -92,13 +92,13 @@ func snapshotListAction(c *cli.Context, client *api.Client) error {
 	case c.Bool("json"):
 		return writeJSON(w, list)
 	}
-	t := newTable(w, "NAME", "OF", "CREATED", "MEMORY", "FOR", "USED BY")
+	t := newTable(w, "NAME", "OF", "CREATED", "MEMORY", "FOR", "TEAM", "KEY", "USED BY")
 	for _, d := range list {
 		if d.Damage != "" {
-			t.row(d.Name, "-", "-", "-", "-", d.Damage)
+			t.row(d.Name, "-", "-", "-", "-", cmp.Or(d.Team, "-"), cmp.Or(d.Key, "-"), d.Damage)
 			continue
 		}
-		t.row(d.Name, d.Pod, ago(d.Created), units.BytesSize(float64(d.Memory)), cmp.Or(string(d.Purpose), "-"), strings.Join(d.UsedBy, ","))
+		t.row(d.Name, d.Pod, ago(d.Created), units.BytesSize(float64(d.Memory)), cmp.Or(string(d.Purpose), "-"), cmp.Or(d.Team, "-"), cmp.Or(d.Key, "-"), strings.Join(d.UsedBy, ","))
 	}
 	return t.flush()
 }

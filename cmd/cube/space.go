@@ -48,18 +48,18 @@ func showUsage(c *cli.Context, u usage.Usage) error {
 		fmt.Fprintln(w, u.Store.Full)
 	}
 	fmt.Fprintln(w)
-	t := newTable(w, "KIND", "COUNT", "SIZE", "ALONE")
+	t := newTable(w, "KIND", "COUNT", "SIZE", "ALONE", "TEAM", "KEY")
 	for _, k := range u.Kinds {
-		t.row(k.Name, strconv.Itoa(k.Count), bytesSize(k.Bytes), bytesSize(k.Own))
+		t.row(k.Name, strconv.Itoa(k.Count), bytesSize(k.Bytes), bytesSize(k.Own), "", "")
 		if !c.Bool("verbose") {
 			continue
 		}
 		for _, i := range k.Items {
-			t.row("  "+i.Name, "", bytesSize(i.Bytes), bytesSize(i.Own))
+			t.row("  "+i.Name, "", bytesSize(i.Bytes), bytesSize(i.Own), i.Team, i.Key)
 		}
 	}
 	for _, l := range u.Lingering {
-		t.row("deleted "+l.Name, "used by "+strings.Join(l.Users, ", "), bytesSize(l.Bytes), "")
+		t.row("deleted "+l.Name, "used by "+strings.Join(l.Users, ", "), bytesSize(l.Bytes), "", "", "")
 	}
 	return t.flush()
 }
@@ -67,16 +67,22 @@ func showUsage(c *cli.Context, u usage.Usage) error {
 func pruneCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "prune",
-		Usage: "remove what takes space and nobody needs",
-		Flags: []cli.Flag{
+		Usage: "remove what takes space and nobody needs, and what retention doesn't keep",
+		Description: "What is kept of teams' snapshots and paused sandboxes is what [retention] of the configuration says as it is written at the moment, or the flags\n" +
+			"for this once, of all teams: with --dry-run they tell what another configuration would do.",
+		Flags: append([]cli.Flag{
 			&cli.BoolFlag{Name: "dry-run", Usage: "only show it"},
 			&cli.BoolFlag{Name: "json", Usage: "as JSON"},
-		},
+		}, retentionFlags()...),
 		Action: withAPI(func(c *cli.Context, client *api.Client) error {
 			if c.NArg() > 0 {
 				return errors.New("it takes no arguments: it removes all that nobody needs")
 			}
-			freed, err := client.Prune(c.Context, usage.Options{DryRun: c.Bool("dry-run")})
+			keep, err := retentionOf(c)
+			if err != nil {
+				return err
+			}
+			freed, err := client.Prune(c.Context, c.Bool("dry-run"), keep)
 			if err != nil && len(freed.Items) == 0 {
 				return err
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/leftover"
 	"github.com/cubesandbox/cube/orchestrator/stack"
@@ -180,10 +181,11 @@ func (s *state) showFirstKey(c *cli.Context) {
 			return err
 		}
 		key, err := d.CreateKey(c.Context, db.DefaultTeam)
-		if err == nil {
-			sayTo(os.Stderr)("the first key of the API, which isn't shown again: " + key)
+		if err != nil {
+			return err
 		}
-		return err
+		sayTo(os.Stderr)("the first key of the API, which isn't shown again: " + key)
+		return recordKey(c, d, audit.KeyCreate, key)
 	})(c)
 	if err != nil {
 		s.log.Warn("there is no key of the API: `cube key create` makes one", "error", err)

@@ -43,6 +43,8 @@ type Config struct {
 	Store      Store      `toml:"store"`
 	VM         VM         `toml:"vm"`
 	Logs       Logs       `toml:"logs"`
+	Audit      Audit      `toml:"audit"`
+	Retention  Retention  `toml:"retention"`
 	Network    Network    `toml:"network"`
 	API        API        `toml:"api"`
 	Pool       Pool       `toml:"pool"`
@@ -123,6 +125,7 @@ func Default() *Config {
 			BaseSnapshots: 8,
 		},
 		Logs:      Logs{MaxSize: 10 * units.MiB, MaxFiles: 3},
+		Audit:     Audit{MaxSize: 64 * units.MiB, MaxFiles: 10},
 		Network:   defaultNetwork(),
 		API:       defaultAPI(),
 		Pool:      Pool{MaxPerTemplate: 4},
@@ -225,6 +228,13 @@ func (c *Config) complete() error {
 		return fmt.Errorf("logs.max_files = %d must be between 1 and 1000", c.Logs.MaxFiles)
 	case c.Pool.MaxPerTemplate < 1:
 		return fmt.Errorf("pool.max_per_template = %d must be at least 1; without a pool, pool.max_memory is 0", c.Pool.MaxPerTemplate)
+	case c.Audit.MaxSize < 64*units.KiB:
+		return fmt.Errorf("audit.max_size = %s must be at least 64KiB", c.Audit.MaxSize)
+	case c.Audit.MaxFiles < 1 || c.Audit.MaxFiles > 1000:
+		return fmt.Errorf("audit.max_files = %d must be between 1 and 1000", c.Audit.MaxFiles)
+	}
+	if err := c.Retention.Validate(); err != nil {
+		return err
 	}
 	if err := c.API.validate(); err != nil {
 		return err
@@ -281,6 +291,9 @@ func (c *Config) SeedFile() string { return filepath.Join(c.StateDir, "control",
 
 // LogDir holds the output of detached containers and the daemons' logs.
 func (c *Config) LogDir() string { return filepath.Join(c.StateDir, "logs") }
+
+// AuditFile is the record of what was done; what was before is behind it with .1, and so on.
+func (c *Config) AuditFile() string { return filepath.Join(c.LogDir(), "audit.jsonl") }
 
 // ContainerdSocket is the socket that clients of this stack use.
 func (c *Config) ContainerdSocket() string {

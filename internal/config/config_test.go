@@ -31,6 +31,20 @@ func TestLoad(t *testing.T) {
 		{name: "logs", file: "[logs]\nmax_size = '1MiB'\n", check: func(c *Config) bool { return c.Logs.MaxSize == 1<<20 && c.Logs.MaxFiles == 3 }},
 		{name: "small logs", file: "[logs]\nmax_size = '1KiB'\n", err: "logs.max_size"},
 		{name: "no logs", file: "[logs]\nmax_files = 0\n", err: "logs.max_files"},
+		{name: "audit", file: "[audit]\nmax_files = 5\n", check: func(c *Config) bool { return c.Audit.MaxFiles == 5 && c.Audit.MaxSize == 64<<20 }},
+		{name: "no audit", file: "[audit]\nmax_files = 0\n", err: "audit.max_files"},
+		{name: "small audit", file: "[audit]\nmax_size = '1KiB'\n", err: "audit.max_size"},
+		{name: "all is kept", file: "[retention.team.blue]\npaused_keep = 0\n", check: func(c *Config) bool { return c.Retention.Forever() && c.Retention.Of("blue") == Kept{} }},
+		{name: "retention", file: "[retention]\nsnapshot_ttl = '24h'\nsnapshot_keep = 3\n[retention.team.blue]\nsnapshot_keep = 0\npaused_ttl = '1h'\n", check: func(c *Config) bool {
+			keep := 7
+			once := c.Retention.With(Keep{SnapshotKeep: &keep})
+			return !c.Retention.Forever() && c.Retention.Of("red") == Kept{SnapshotTTL: 24 * time.Hour, SnapshotKeep: 3} &&
+				c.Retention.Of("blue") == Kept{SnapshotTTL: 24 * time.Hour, PausedTTL: time.Hour} &&
+				once.Of("red") == Kept{SnapshotTTL: 24 * time.Hour, SnapshotKeep: 7} && once.Of("blue").SnapshotKeep == 7
+		}},
+		{name: "keep for a blink", file: "[retention]\nsnapshot_ttl = '1ms'\n", err: "retention.snapshot_ttl"},
+		{name: "keep less than nothing", file: "[retention.team.blue]\npaused_keep = -1\n", err: "retention.team.blue.paused_keep"},
+		{name: "unknown of a team", file: "[retention.team.blue]\nkeep = 1\n", err: "unknown key"},
 		{name: "network", file: "[network]\npool = '172.30.0.0/20'\nmark_mask = 0x700\ndns_upstreams = ['192.0.2.1', '[2001:db8::1]:5353']\n", check: func(c *Config) bool {
 			return c.Network.Gateway().String() == "172.30.15.254" && c.Network.Marks() == Marks{0x700, 0x100, 0x200, 0x300, 0x400} &&
 				c.Network.DNSUpstreams[0].String() == "192.0.2.1:53" && c.Network.DNSUpstreams[1].String() == "[2001:db8::1]:5353"

@@ -94,9 +94,9 @@ func (c *Client) Usage(ctx context.Context) (u usage.Usage, err error) {
 }
 
 // Prune is Service.Prune.
-func (c *Client) Prune(ctx context.Context, o usage.Options) (usage.Freed, error) {
+func (c *Client) Prune(ctx context.Context, dryRun bool, keep *config.Retention) (usage.Freed, error) {
 	var a pruneAnswer
-	err := control.Send(ctx, c.socket, http.MethodPost, Root+"prune", pruneRequest{o.DryRun}, &a)
+	err := control.Send(ctx, c.socket, http.MethodPost, Root+"prune", pruneRequest{dryRun, keep}, &a)
 	if a.Failed != "" {
 		err = errors.New(a.Failed)
 	}

@@ -7,7 +7,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/control"
+	"github.com/cubesandbox/cube/orchestrator/audit"
+	"github.com/cubesandbox/cube/orchestrator/teams"
 	"github.com/cubesandbox/cube/orchestrator/templates"
 	"github.com/cubesandbox/cube/orchestrator/usage"
 )
@@ -41,6 +44,8 @@ type (
 	}
 	pruneRequest struct {
 		DryRun bool `json:"dry_run"`
+		// Retention is what is kept, instead of what the daemon was configured with.
+		Retention *config.Retention `json:"retention,omitempty"`
 	}
 	pruneAnswer struct {
 		usage.Freed
@@ -81,12 +86,12 @@ func (s *Service) Handler() http.Handler {
 		}
 		return a, nil
 	}))
-	mux.HandleFunc("GET /v1/snapshots", serve(func(*http.Request, nothing) ([]Snapshot, error) { return s.Snapshots() }))
+	mux.HandleFunc("GET /v1/snapshots", serve(func(r *http.Request, _ nothing) ([]Snapshot, error) { return s.Snapshots(r.Context()) }))
 	mux.HandleFunc("GET /v1/snapshots/{name}", serve(func(r *http.Request, _ nothing) (Snapshot, error) {
-		return s.Snapshot(r.PathValue("name"))
+		return s.Snapshot(r.Context(), r.PathValue("name"))
 	}))
 	mux.HandleFunc("DELETE /v1/snapshots/{name}", serve(func(r *http.Request, _ nothing) (deleteAnswer, error) {
-		users, err := s.DeleteSnapshot(r.PathValue("name"))
+		users, err := s.DeleteSnapshot(r.Context(), r.PathValue("name"))
 		return deleteAnswer{users}, err
 	}))
 	mux.HandleFunc("POST /v1/templates", serve(func(r *http.Request, in templates.Request) (templates.Result, error) {
@@ -94,11 +99,14 @@ func (s *Service) Handler() http.Handler {
 	}))
 	mux.HandleFunc("GET /v1/usage", serve(func(r *http.Request, _ nothing) (usage.Usage, error) { return s.Usage(r.Context()) }))
 	mux.HandleFunc("POST /v1/prune", serve(func(r *http.Request, in pruneRequest) (pruneAnswer, error) {
-		freed, err := s.Prune(r.Context(), usage.Options{DryRun: in.DryRun})
+		freed, err := s.Prune(r.Context(), in.DryRun, in.Retention)
 		if err == nil || len(freed.Items) == 0 {
 			return pruneAnswer{Freed: freed}, err
 		}
 		return pruneAnswer{freed, err.Error()}, nil
+	}))
+	mux.HandleFunc("DELETE /v1/teams/{team}", serve(func(r *http.Request, _ nothing) (teams.Report, error) {
+		return s.PurgeTeam(r.Context(), r.PathValue("team"))
 	}))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		control.Answer(w, nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("the API has no %s %s", r.Method, r.URL.Path)))
@@ -119,7 +127,7 @@ func serve[In, Out any](f func(*http.Request, In) (Out, error)) http.HandlerFunc
 			err = control.Body(w, r, &in)
 		}
 		if err == nil {
-			out, err = f(r, in)
+			out, err = f(r.WithContext(audit.With(r.Context(), audit.By{Via: audit.CLI})), in)
 		}
 		control.Answer(w, out, err)
 	}

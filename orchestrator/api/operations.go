@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/audit"
 )
 
 const (
@@ -34,16 +35,19 @@ type operation struct {
 	name string
 	// finishes: once begun it goes on when its client has gone away. Another one is given up then, and undone.
 	finishes bool
+	// action is what the audit log calls it, "" for what isn't there.
+	action audit.Action
 }
 
 var (
-	opSave     = operation{name: "save"}
-	opPause    = operation{name: "pause", finishes: true}
-	opResume   = operation{name: "resume", finishes: true}
-	opRollback = operation{name: "rollback", finishes: true}
-	opClone    = operation{name: "clone"}
+	opSave     = operation{name: "save", action: audit.Snapshot}
+	opPause    = operation{name: "pause", finishes: true, action: audit.Pause}
+	opResume   = operation{name: "resume", finishes: true, action: audit.Resume}
+	opRollback = operation{name: "rollback", finishes: true, action: audit.Rollback}
+	opClone    = operation{name: "clone", action: audit.Fork}
 	opUsage    = operation{name: "look at what takes space"}
 	opPrune    = operation{name: "prune"}
+	opPurge    = operation{name: "purge a team"}
 	opTemplate = operation{name: "make a template"}
 )
 
@@ -61,6 +65,7 @@ type operations struct {
 
 	mu     sync.Mutex
 	ready  bool
+	audit  audit.Recorder // nil before operations may begin
 	closed bool
 	active int
 }
@@ -72,11 +77,11 @@ func newOperations(cfg *config.Config, log *slog.Logger) *operations {
 	return o
 }
 
-// open lets operations begin.
-func (o *operations) open() {
+// open lets operations begin, and be recorded there.
+func (o *operations) open(to audit.Recorder) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.ready = true
+	o.ready, o.audit = true, to
 }
 
 // close lets no operation begin any more and returns when none is under way.
@@ -108,6 +113,18 @@ func (o *operations) enter() error {
 	return nil
 }
 
+// tell has the record have what has come of something.
+func (o *operations) tell(e audit.Entry, err error) {
+	o.mu.Lock()
+	to := o.audit
+	o.mu.Unlock()
+	if to == nil {
+		return // nothing was done
+	}
+	e.Result, e.Error = audit.Outcome(err)
+	to.Record(e)
+}
+
 func (o *operations) leave() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -119,11 +136,15 @@ func (o *operations) leave() {
 
 // run does something to a container, or with "" to none in particular, when it is its turn. limit bounds it from then on.
 // f's context ends for one of the reasons that there are for this kind of operation.
-func (o *operations) run(ctx context.Context, op operation, id string, limit time.Duration, f func(ctx context.Context) error) error {
+func (o *operations) run(ctx context.Context, op operation, id string, limit time.Duration, f func(ctx context.Context) error) (err error) {
 	if err := o.enter(); err != nil {
 		return err
 	}
 	defer o.leave()
+	if op.action != "" {
+		entry := audit.Entry{Action: op.action, By: audit.Of(ctx), Sandbox: id}
+		defer func() { o.tell(entry, err) }()
+	}
 	if id != "" {
 		done, err := o.turn(ctx, op, id)
 		if err != nil {
@@ -138,7 +159,7 @@ func (o *operations) run(ctx context.Context, op operation, id string, limit tim
 	}
 	ctx, stop := bound(ctx, ends, o.cfg.Timeout(limit))
 	defer stop()
-	err := f(ctx)
+	err = f(ctx)
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 		err = &cut{cause: cause, error: err}
 	}

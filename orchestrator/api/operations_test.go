@@ -12,11 +12,12 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/audit"
 )
 
 func opened() *operations {
 	o := newOperations(config.Default(), slog.New(slog.DiscardHandler))
-	o.open()
+	o.open(audit.Nowhere{})
 	return o
 }
 
@@ -118,7 +119,7 @@ func TestClose(t *testing.T) {
 		if err := o.run(t.Context(), opSave, "a", time.Minute, never); !errors.Is(err, errNotReady) {
 			t.Errorf("before it is ready: %v", err)
 		}
-		o.open()
+		o.open(audit.Nowhere{})
 		save, quick, slow := begin(t, t.Context(), o, opSave, "a"), begin(t, t.Context(), o, opRollback, "b"), begin(t, t.Context(), o, opRollback, "c")
 		waits := make(chan error, 1)
 		go func() { waits <- o.run(t.Context(), opSave, "c", time.Minute, never) }()

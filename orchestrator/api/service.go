@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/machines"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 	"github.com/cubesandbox/cube/orchestrator/templates"
@@ -41,6 +42,8 @@ type Service struct {
 	client *sandbox.Client
 	// builder is there once the service makes templates.
 	builder atomic.Pointer[templates.Builder]
+	// own is there once it is known whose things are.
+	own atomic.Pointer[Ownership]
 }
 
 // New makes a service that refuses to do anything until it is open.
@@ -48,10 +51,11 @@ func New(cfg *config.Config, log *slog.Logger) *Service {
 	return &Service{cfg: cfg, ops: newOperations(cfg, log), store: snapshot.New(cfg, log)}
 }
 
-// Open has the service serve. The client is to stay until Close has returned.
-func (s *Service) Open(client *sandbox.Client) {
+// Open has the service serve, and tell a record of what is done to containers. The client and the record are to stay until Close has
+// returned.
+func (s *Service) Open(client *sandbox.Client, to audit.Recorder) {
 	s.client = client
-	s.ops.open()
+	s.ops.open(to)
 }
 
 // Close gives up what can be undone, waits for what is to be finished, at most for DrainTimeout, and then for what is undone.
@@ -148,19 +152,19 @@ func (s *Service) Clone(ctx context.Context, id string, n int) (ids []string, fa
 // Usage tells what takes the disk's space.
 func (s *Service) Usage(ctx context.Context) (u usage.Usage, err error) {
 	err = s.ops.run(ctx, opUsage, "", spaceTimeout, func(ctx context.Context) error {
-		u, err = usage.Measure(ctx, s.cfg)
+		if u, err = usage.Measure(ctx, s.cfg); err != nil {
+			return err
+		}
+		owners, err := s.owners(ctx)
+		for _, k := range u.Kinds {
+			for i := range k.Items {
+				item := &k.Items[i]
+				item.Team, item.Key = owners.of(item.Name, item.Of)
+			}
+		}
 		return err
 	})
 	return u, err
-}
-
-// Prune frees what nobody needs, and tells what that is, also with an error.
-func (s *Service) Prune(ctx context.Context, o usage.Options) (freed usage.Freed, err error) {
-	err = s.ops.run(ctx, opPrune, "", spaceTimeout, func(ctx context.Context) error {
-		freed, err = usage.Prune(ctx, s.cfg, o)
-		return err
-	})
-	return freed, err
 }
 
 // validID checks what is to be a container's id.

@@ -1,11 +1,13 @@
 package api
 
 import (
+	"context"
 	"fmt"
 	"time"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 	"github.com/cubesandbox/cube/shim/saved"
 	"github.com/cubesandbox/cube/vmm/snapshot"
@@ -30,19 +32,26 @@ type Snapshot struct {
 	AtRest bool `json:"at_rest"`
 	// UsedBy are the pods whose machines were made from it.
 	UsedBy []string `json:"used_by,omitempty"`
+	// Team is whose it is, and Key the id of the API key that has made it, "" for what is of no team.
+	Team string `json:"team,omitempty"`
+	Key  string `json:"key,omitempty"`
 	// Damage says why it can't be read.
 	Damage string `json:"damage,omitempty"`
 }
 
 // Snapshots lists all of them, by name.
-func (s *Service) Snapshots() ([]Snapshot, error) {
+func (s *Service) Snapshots(ctx context.Context) ([]Snapshot, error) {
 	all, err := s.store.List()
+	if err != nil {
+		return nil, err
+	}
+	whose, err := s.owners(ctx)
 	if err != nil {
 		return nil, err
 	}
 	list := []Snapshot{}
 	for _, info := range all {
-		d, err := s.describe(info)
+		d, err := s.describe(info, whose)
 		if err != nil {
 			return nil, err
 		}
@@ -52,17 +61,22 @@ func (s *Service) Snapshots() ([]Snapshot, error) {
 }
 
 // Snapshot tells of one.
-func (s *Service) Snapshot(name string) (Snapshot, error) {
+func (s *Service) Snapshot(ctx context.Context, name string) (Snapshot, error) {
 	info, err := s.store.Inspect(name)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	return s.describe(info)
+	whose, err := s.owners(ctx)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return s.describe(info, whose)
 }
 
 // DeleteSnapshot deletes one, which nobody finds any more then, and tells who still uses it: its space is free when they have
 // ended. One that somebody will need for what he has begun stays.
-func (s *Service) DeleteSnapshot(name string) (usedBy []string, err error) {
+func (s *Service) DeleteSnapshot(ctx context.Context, name string) (usedBy []string, err error) {
+	defer func() { s.ops.tell(audit.Entry{Action: audit.Delete, By: audit.Of(ctx), Snapshot: name}, err) }()
 	info, err := s.store.Inspect(name)
 	if errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err) {
 		return nil, err
@@ -100,7 +114,7 @@ func (s *Service) needed(info snapshot.Info) error {
 	return nil
 }
 
-func (s *Service) describe(info snapshot.Info) (d Snapshot, err error) {
+func (s *Service) describe(info snapshot.Info, whose owners) (d Snapshot, err error) {
 	users, err := s.store.Users(info.ID)
 	if err != nil {
 		return d, err
@@ -109,6 +123,7 @@ func (s *Service) describe(info snapshot.Info) (d Snapshot, err error) {
 		Name: info.ID, Created: info.Created, Parent: info.Parent, VCPUs: info.Shape.VCPUs, Memory: int64(info.Shape.MemoryMiB) << 20,
 		QEMU: info.Platform.QEMU, Guest: info.Platform.Guest, AtRest: info.Frozen, UsedBy: names(users), Damage: info.Damage,
 	}
+	d.Team, d.Key = whose.of(info.ID, "")
 	if info.Damage != "" {
 		return d, nil
 	}
@@ -118,6 +133,7 @@ func (s *Service) describe(info snapshot.Info) (d Snapshot, err error) {
 		return d, nil
 	}
 	d.Pod, d.Purpose = pod.ID, pod.Purpose
+	d.Team, d.Key = whose.of(info.ID, pod.ID)
 	for _, c := range pod.Containers {
 		d.Containers = append(d.Containers, c.ID)
 	}

@@ -14,6 +14,8 @@ import (
 // Build is one version of a template: a snapshot of a machine, and what is to be known of it.
 type Build struct {
 	ID string // a UUID
+	// Team is whose it is, and Key the id of the API key that has made it, "" if none has.
+	Team, Key string
 	// Template is its template's id, "" while it is being made and when nobody asks for it any more.
 	Template string
 	// Snapshot is its name in the store of machines' snapshots.
@@ -57,13 +59,13 @@ type Hook struct {
 	Path string `json:"path"`
 }
 
-const buildColumns = "b.id, ifnull(b.template, ''), b.snapshot, b.origin, b.created, b.cpus, b.memory, b.disk, b.settings"
+const buildColumns = "b.id, b.team, b.key, ifnull(b.template, ''), b.snapshot, b.origin, b.created, b.cpus, b.memory, b.disk, b.settings"
 
 // fields are where buildColumns are scanned to; read completes the build with them.
 func (b *Build) fields() (to []any, read func() error) {
 	var created int64
 	var settings []byte
-	return []any{&b.ID, &b.Template, &b.Snapshot, &b.Origin, &created, &b.CPUs, &b.MemoryMB, &b.DiskMB, &settings}, func() error {
+	return []any{&b.ID, &b.Team, &b.Key, &b.Template, &b.Snapshot, &b.Origin, &created, &b.CPUs, &b.MemoryMB, &b.DiskMB, &settings}, func() error {
 		b.CreatedAt = at(created)
 		return json.Unmarshal(settings, &b.Settings)
 	}
@@ -75,8 +77,14 @@ func (d *DB) BeginBuild(ctx context.Context, b Build) error {
 	if err != nil {
 		return err
 	}
-	_, err = d.write.ExecContext(ctx, "INSERT INTO builds (id, snapshot, origin, created, cpus, memory, disk, settings) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-		b.ID, b.Snapshot, b.Origin, stamp(b.CreatedAt), b.CPUs, b.MemoryMB, b.DiskMB, string(settings))
+	err = d.update(ctx, func(tx *sql.Tx) error {
+		if err := teamOpen(ctx, tx, b.Team); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, "INSERT INTO builds (id, team, key, snapshot, origin, created, cpus, memory, disk, settings) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+			b.ID, b.Team, b.Key, b.Snapshot, b.Origin, stamp(b.CreatedAt), b.CPUs, b.MemoryMB, b.DiskMB, string(settings))
+		return err
+	})
 	return d.explain("write to", err)
 }
 
@@ -141,6 +149,9 @@ type Publication struct {
 // is to be, or the other way round, is errdefs.ErrAlreadyExists.
 func (d *DB) Publish(ctx context.Context, p Publication) (template string, err error) {
 	err = d.update(ctx, func(tx *sql.Tx) error {
+		if err := teamOpen(ctx, tx, p.Team); err != nil {
+			return err
+		}
 		now := stamp(time.Now())
 		template = p.Template
 		var snapshot bool

@@ -69,7 +69,7 @@ func Open(ctx context.Context, path string) (_ *DB, err error) {
 // dsn has every connection set up alike.
 func dsn(path, lock string) string {
 	v := url.Values{"_txlock": {lock}, "_pragma": {
-		"busy_timeout(10000)", "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)", "trusted_schema(0)",
+		"busy_timeout(10000)", "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)", "trusted_schema(0)", "secure_delete(1)",
 	}}
 	return (&url.URL{Scheme: "file", Opaque: url.PathEscape(path), RawQuery: v.Encode()}).String()
 }

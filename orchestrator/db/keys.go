@@ -40,12 +40,6 @@ type Key struct {
 	RevokedAt      time.Time // zero if it is good
 }
 
-// Team is who owns sandboxes, templates and keys.
-type Team struct {
-	ID        string
-	CreatedAt time.Time
-}
-
 // lastUses remembers which uses of keys are written down.
 type lastUses struct {
 	mu sync.Mutex
@@ -71,8 +65,8 @@ func (d *DB) CreateKey(ctx context.Context, team string) (string, error) {
 	if team == "" {
 		team = DefaultTeam
 	}
-	if !teamForm.MatchString(team) {
-		return "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("team %q: up to 64 of a-z, 0-9, - and _ are possible, a letter or digit first", team))
+	if err := ValidTeam(team); err != nil {
+		return "", err
 	}
 	var b [keyDigits / 2]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -81,6 +75,9 @@ func (d *DB) CreateKey(ctx context.Context, team string) (string, error) {
 	err := d.update(ctx, func(tx *sql.Tx) error {
 		now := stamp(time.Now())
 		if _, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO teams (id, created) VALUES (?, ?)", team, now); err != nil {
+			return err
+		}
+		if err := teamOpen(ctx, tx, team); err != nil {
 			return err
 		}
 		_, err := tx.ExecContext(ctx, "INSERT INTO keys (id, team, hash, prefix, suffix, created) VALUES (?, ?, ?, ?, ?, ?)",
@@ -93,37 +90,55 @@ func (d *DB) CreateKey(ctx context.Context, team string) (string, error) {
 	return KeyPrefix + digits, nil
 }
 
-// Authenticate tells whose key it is. A key that isn't one, or is none any more, is errdefs.ErrUnauthenticated.
-func (d *DB) Authenticate(ctx context.Context, key string) (team string, err error) {
+// ValidTeam refuses what can't be a team's name.
+func ValidTeam(team string) error {
+	if !teamForm.MatchString(team) {
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("team %q: up to 64 of a-z, 0-9, - and _ are possible, a letter or digit first", team))
+	}
+	return nil
+}
+
+// Authenticate tells whose key it is, and the key's id. A key that isn't one, or is none any more, is errdefs.ErrUnauthenticated.
+func (d *DB) Authenticate(ctx context.Context, key string) (team, id string, err error) {
 	refused := errdefs.ErrUnauthenticated.WithMessage("the API key is not valid")
 	if !keyForm.MatchString(key) {
-		return "", refused
+		return "", "", refused
 	}
 	hash := sha256.Sum256([]byte(key))
-	var id string
 	err = d.read.QueryRowContext(ctx, "SELECT id, team FROM keys WHERE hash = ? AND revoked = 0", hash[:]).Scan(&id, &team)
 	if err = d.explain("read", err); errdefs.IsNotFound(err) {
-		return "", refused
+		return "", "", refused
 	}
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	if now := time.Now(); d.uses.due(id, now) {
 		// A disk that is full keeps nobody from killing sandboxes: the key is good, whatever becomes of this.
 		_, _ = d.write.ExecContext(ctx, "UPDATE keys SET used = ? WHERE id = ?", stamp(now), id)
 	}
-	return team, nil
+	return team, id, nil
+}
+
+const keyColumns = "id, team, prefix, suffix, created, used, revoked"
+
+func (k *Key) scan(scan func(...any) error) error {
+	var created, used, revoked int64
+	err := scan(&k.ID, &k.Team, &k.Prefix, &k.Suffix, &created, &used, &revoked)
+	k.CreatedAt, k.UsedAt, k.RevokedAt = at(created), at(used), at(revoked)
+	return err
 }
 
 // Keys lists all keys, also those that are revoked, oldest first.
 func (d *DB) Keys(ctx context.Context) ([]Key, error) {
-	rows, err := d.read.QueryContext(ctx, "SELECT id, team, prefix, suffix, created, used, revoked FROM keys ORDER BY created, id")
-	return collect(d, rows, err, func(k *Key) error {
-		var created, used, revoked int64
-		err := rows.Scan(&k.ID, &k.Team, &k.Prefix, &k.Suffix, &created, &used, &revoked)
-		k.CreatedAt, k.UsedAt, k.RevokedAt = at(created), at(used), at(revoked)
-		return err
-	})
+	rows, err := d.read.QueryContext(ctx, "SELECT "+keyColumns+" FROM keys ORDER BY created, id")
+	return collect(d, rows, err, func(k *Key) error { return k.scan(rows.Scan) })
+}
+
+// Key tells of one, by its id or by itself, whether it is good or not.
+func (d *DB) Key(ctx context.Context, key string) (k Key, err error) {
+	hash := sha256.Sum256([]byte(key))
+	err = k.scan(d.read.QueryRowContext(ctx, "SELECT "+keyColumns+" FROM keys WHERE id = ? OR hash = ?", key, hash[:]).Scan)
+	return k, d.explain("read", err)
 }
 
 // RevokeKey makes a key worth nothing from now on. It is named by its id, or by itself.
@@ -137,17 +152,6 @@ func (d *DB) RevokeKey(ctx context.Context, key string) error {
 		return errdefs.ErrNotFound.WithMessage("there is no such key that is good: `cube key ls` lists their ids")
 	}
 	return nil
-}
-
-// Teams lists all teams, by id.
-func (d *DB) Teams(ctx context.Context) ([]Team, error) {
-	rows, err := d.read.QueryContext(ctx, "SELECT id, created FROM teams ORDER BY id")
-	return collect(d, rows, err, func(t *Team) error {
-		var created int64
-		err := rows.Scan(&t.ID, &created)
-		t.CreatedAt = at(created)
-		return err
-	})
 }
 
 // collect reads all rows of a query.

@@ -18,12 +18,12 @@ func TestKeys(t *testing.T) {
 		t.Fatalf("keys %q and %q", key, other)
 	}
 	for k, want := range map[string]string{key: DefaultTeam, other: "blue"} {
-		if team, err := d.Authenticate(ctx, k); err != nil || team != want {
+		if team, _, err := d.Authenticate(ctx, k); err != nil || team != want {
 			t.Errorf("a key of %s: %q, %v", want, team, err)
 		}
 	}
 	for _, k := range []string{"", "e2b_", key + "0", strings.ToUpper(key), KeyPrefix + strings.Repeat("0", 40), "' OR 1=1 --"} {
-		if team, err := d.Authenticate(ctx, k); !errdefs.IsUnauthorized(err) {
+		if team, _, err := d.Authenticate(ctx, k); !errdefs.IsUnauthorized(err) {
 			t.Errorf("%q: %q, %v", k, team, err)
 		}
 	}
@@ -35,7 +35,7 @@ func TestKeys(t *testing.T) {
 	d.uses = lastUses{}
 	_, err = d.write.Exec("PRAGMA query_only = 1") // as if the disk were full
 	must(t, err)
-	if team, err := d.Authenticate(ctx, other); err != nil || team != "blue" {
+	if team, _, err := d.Authenticate(ctx, other); err != nil || team != "blue" {
 		t.Errorf("where nothing can be written: %q, %v", team, err)
 	}
 	_, err = d.write.Exec("PRAGMA query_only = 0")
@@ -43,7 +43,7 @@ func TestKeys(t *testing.T) {
 	must(t, d.RevokeKey(ctx, keys[0].ID))
 	must(t, d.RevokeKey(ctx, other))
 	for _, k := range []string{key, other} {
-		if _, err := d.Authenticate(ctx, k); !errdefs.IsUnauthorized(err) {
+		if _, _, err := d.Authenticate(ctx, k); !errdefs.IsUnauthorized(err) {
 			t.Errorf("a revoked key: %v", err)
 		}
 	}

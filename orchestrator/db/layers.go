@@ -27,7 +27,13 @@ type Layer struct {
 // BeginLayer writes down that a layer's snapshot is going to be made.
 func (d *DB) BeginLayer(ctx context.Context, l Layer) error {
 	now := stamp(time.Now())
-	_, err := d.write.ExecContext(ctx, "INSERT INTO layers (snapshot, team, sum, created, used) VALUES (?, ?, ?, ?, ?)", l.Snapshot, l.Team, l.Sum, now, now)
+	err := d.update(ctx, func(tx *sql.Tx) error {
+		if err := teamOpen(ctx, tx, l.Team); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, "INSERT INTO layers (snapshot, team, sum, created, used) VALUES (?, ?, ?, ?, ?)", l.Snapshot, l.Team, l.Sum, now, now)
+		return err
+	})
 	return d.explain("write to", err)
 }
 

@@ -51,6 +51,9 @@ func (d *DB) AddSandbox(ctx context.Context, s Sandbox) error {
 }
 
 func addSandbox(ctx context.Context, tx *sql.Tx, s Sandbox) error {
+	if err := teamOpen(ctx, tx, s.Team); err != nil {
+		return err
+	}
 	_, err := tx.ExecContext(ctx, "INSERT INTO sandboxes (id, team, template, build, state, started, deadline, spec) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
 		s.ID, s.Team, s.Template, s.Build, s.State, stamp(s.StartedAt), stamp(s.Deadline), string(s.Spec))
 	var failed *sqlite.Error

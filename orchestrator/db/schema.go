@@ -111,4 +111,10 @@ CREATE TABLE members (
 	created INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX members_of ON members (build);
+`, `
+ALTER TABLE teams ADD COLUMN closed INTEGER NOT NULL DEFAULT 0; -- it is being removed
+ALTER TABLE builds ADD COLUMN team TEXT NOT NULL DEFAULT '';
+ALTER TABLE builds ADD COLUMN key TEXT NOT NULL DEFAULT ''; -- the id of the one that has made it
+UPDATE builds SET team = coalesce((SELECT team FROM templates WHERE id = builds.template), (SELECT team FROM sandboxes WHERE build = builds.id LIMIT 1), '');
+CREATE INDEX builds_in ON builds (team);
 `}

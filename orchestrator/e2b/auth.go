@@ -15,7 +15,7 @@ const (
 
 // Keys knows whose a key is: a db.DB. A key that isn't good is errdefs.ErrUnauthenticated.
 type Keys interface {
-	Authenticate(ctx context.Context, key string) (team string, err error)
+	Authenticate(ctx context.Context, key string) (team, id string, err error)
 }
 
 const keyWanted = "send a header X-API-KEY: e2b_<40 hexadecimal digits>, or Authorization: Bearer with the same; `cube key create` makes a key"

@@ -401,18 +401,18 @@ type fakeKeys struct {
 	revoked atomic.Bool
 }
 
-func (k *fakeKeys) Authenticate(_ context.Context, key string) (string, error) {
+func (k *fakeKeys) Authenticate(_ context.Context, key string) (team, id string, err error) {
 	switch {
 	case k.fails != nil:
-		return "", k.fails
+		return "", "", k.fails
 	case k.revoked.Load():
-		return "", errdefs.ErrUnauthenticated.WithMessage("the API key is revoked")
+		return "", "", errdefs.ErrUnauthenticated.WithMessage("the API key is revoked")
 	case key == testKey:
-		return testTeam, nil
+		return testTeam, "key-blue", nil
 	case key == otherKey:
-		return "green", nil
+		return "green", "key-green", nil
 	}
-	return "", errdefs.ErrUnauthenticated.WithMessage("the API key is not valid")
+	return "", "", errdefs.ErrUnauthenticated.WithMessage("the API key is not valid")
 }
 
 // fakeTemplates are three of the team, each with as many builds as its number.

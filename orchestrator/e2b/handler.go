@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/e2b/jsonbody"
 )
 
@@ -158,7 +159,8 @@ func (s *Server) receive(x *exchange, r *http.Request) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	if x.team, err = s.keys.Authenticate(r.Context(), key); err != nil {
+	var keyID string
+	if x.team, keyID, err = s.keys.Authenticate(r.Context(), key); err != nil {
 		return nil, unauthorized(err)
 	}
 	if team := r.Header.Get(teamHeader); team != "" && team != x.team {
@@ -170,7 +172,8 @@ func (s *Server) receive(x *exchange, r *http.Request) (*call, error) {
 	}
 	// What is read from now on is whether the client is still there.
 	_ = http.NewResponseController(x).SetReadDeadline(time.Time{}) // there is none where it isn't known
-	c := &call{ctx: r.Context(), id: x.id, named: r.Header.Get(requestHeader), team: x.team, key: key, query: readQuery(r), path: r.PathValue}
+	ctx := audit.With(r.Context(), audit.By{Via: audit.API, Key: keyID, Request: redact(x.id), From: r.RemoteAddr})
+	c := &call{ctx: ctx, id: x.id, named: r.Header.Get(requestHeader), team: x.team, key: key, query: readQuery(r), path: r.PathValue}
 	if c.body, err = jsonbody.Parse(body); err != nil {
 		return nil, err
 	}

@@ -134,7 +134,7 @@ func (s *Server) attend(ctx context.Context, c *call, to teller) error {
 			return errStopping
 		case <-tick.C:
 		}
-		if _, err := s.keys.Authenticate(ctx, c.key); errdefs.IsUnauthorized(err) {
+		if _, _, err := s.keys.Authenticate(ctx, c.key); errdefs.IsUnauthorized(err) {
 			return unauthorized(err)
 		}
 		if err := to.ping(); err != nil {

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -107,6 +108,25 @@ func (b *box) over(ctx context.Context) bool {
 		case <-changed:
 		case <-ctx.Done():
 			return false
+		}
+	}
+}
+
+// gone waits until there is nothing left of the sandbox, for so long at most.
+func (b *box) gone(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, &late{limit})
+	defer cancel()
+	for {
+		b.mu.Lock()
+		r, changed := b.row.Load(), b.changed
+		b.mu.Unlock()
+		if r == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("sandbox %s is being killed: %w", b.id, context.Cause(ctx))
 		}
 	}
 }

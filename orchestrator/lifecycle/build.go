@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -22,6 +23,15 @@ type Build struct {
 // and proves it; it is nobody's, and deleted, unless it has succeeded. It returns what is known of it, and the size of its disk in
 // MiB. Build returns the template's id and the build's.
 func (e *Engine) Build(ctx context.Context, b Build, save func(ctx context.Context, snapshot string) (s db.Settings, diskMB int, err error)) (template, build string, err error) {
+	id := uuid.NewString()
+	defer func() {
+		entry := audit.Entry{Action: audit.Build, By: audit.Of(ctx), Team: b.Team, Template: template, Build: id, Snapshot: auditName(b.Name)}
+		entry.Result, entry.Error = audit.Outcome(err)
+		e.Audit.Record(entry)
+	}()
+	if err := e.Audit.Ready(); err != nil {
+		return "", "", err
+	}
 	if err := e.Ready(); err != nil {
 		return "", "", err
 	}
@@ -32,8 +42,7 @@ func (e *Engine) Build(ctx context.Context, b Build, save func(ctx context.Conte
 	if b.Tag == "" {
 		b.Tag = db.DefaultTag
 	}
-	id := uuid.NewString()
-	record := db.Build{ID: id, Snapshot: "build-" + id, CreatedAt: time.Now(), CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB}
+	record := db.Build{ID: id, Team: b.Team, Key: audit.Of(ctx).Key, Snapshot: buildSnapshot(id), CreatedAt: time.Now(), CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB}
 	done, err := e.begin(ctx, record)
 	if err != nil {
 		return "", "", err

@@ -10,13 +10,19 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/orchestrator/admission"
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
 // Create makes a sandbox, of a member of the pool if there is one, and returns when it can be used. When ctx ends before, there is
 // none.
-func (e *Engine) Create(ctx context.Context, c Create) (Sandbox, error) {
+func (e *Engine) Create(ctx context.Context, c Create) (_ Sandbox, err error) {
+	ctx, end := e.asked(ctx, audit.Create, audit.Entry{Team: c.Team, Snapshot: auditName(c.Template)})
+	defer end(&err)
 	if err := e.Ready(); err != nil {
+		return Sandbox{}, err
+	}
+	if err := e.Audit.Ready(); err != nil {
 		return Sandbox{}, err
 	}
 	ref, err := db.ParseRef(c.Template)
@@ -42,6 +48,12 @@ func (e *Engine) Create(ctx context.Context, c Create) (Sandbox, error) {
 	}
 	if ref.Name != t.ID {
 		r.Alias = ref.Name
+	}
+	asked := onBehalf(ctx)
+	asked.about = r.entry()
+	asked.about.Sandbox, asked.about.Snapshot = "", asked.Snapshot // there is none yet
+	if b.Origin != "" {
+		asked.Action = audit.Restore
 	}
 	if m := e.pool.take(b); m != nil {
 		if sb, ok, err := e.fromPool(ctx, r, m); ok {
@@ -79,6 +91,9 @@ func (e *Engine) made(ctx context.Context, r *row, snapshot, why string) (Sandbo
 
 // born writes a new row, and has come about what it says: do is the work of its state.
 func (e *Engine) born(ctx context.Context, r *row, write func(context.Context, db.Sandbox) error, do func(context.Context) outcome) (Sandbox, error) {
+	if a := onBehalf(ctx); a != nil {
+		r.ask, r.Cause, r.Key = a, &a.cause, a.Key
+	}
 	r.StartedAt = time.Now()
 	r.EndAt = r.StartedAt.Add(r.Timeout)
 	s, err := r.encode()

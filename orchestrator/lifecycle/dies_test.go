@@ -65,9 +65,11 @@ var errDied = errors.New("this engine's process has died")
 
 // dies tells whether the operation had an n-th call.
 func dies(t *testing.T, n int, after bool, operate func(context.Context, *stand, string) error) bool {
-	s := newStand(t, Options{Starts: 1})
+	rec, next := &recorder{}, &recorder{}
+	s := newStand(t, Options{Starts: 1, Audit: rec})
 	ctx := t.Context()
 	sb := s.create(nil)
+	rec.took(nil)
 	var mu sync.Mutex
 	calls, dead := 0, false
 	death := make(chan struct{})
@@ -102,14 +104,20 @@ func dies(t *testing.T, n int, after bool, operate func(context.Context, *stand,
 	mu.Unlock()
 	// The database has what it had at that moment: nothing more is written.
 	must(t, s.db.Close())
+	rec.mute()
 	s.Close()
 	if <-finished; !hit {
 		must(t, result)
 	}
 	s.host.luck(nil)
+	s.o.Audit = next
 	s.boot()
 	defer s.stop()
 	pass(time.Minute)
+	// What was under way is recorded, by one or the other, or by both if it died in between.
+	if told := len(rec.took(nil)) + len(next.took(nil)); hit && told == 0 {
+		t.Errorf("%d entries are recorded", told)
+	}
 
 	rows, err := s.db.SandboxesIn(ctx)
 	must(t, err)

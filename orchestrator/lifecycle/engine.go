@@ -17,6 +17,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/admission"
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -47,6 +48,10 @@ type Options struct {
 	SampleEvery time.Duration
 	// Pool keeps machines ready for sandboxes to come.
 	Pool PoolOptions
+	// Kept says what is kept of teams' snapshots and paused sandboxes; nil keeps all for good.
+	Kept Kept
+	// Audit is told of all that is done; nil tells nobody.
+	Audit audit.Recorder
 }
 
 // Engine makes sandboxes and says what state they are in. All methods may be called from many goroutines. What is asked of a
@@ -70,6 +75,7 @@ type Engine struct {
 	// ledger has what is reserved for each row: whoever publishes one tells it.
 	ledger   *admission.Ledger
 	refusals *prometheus.CounterVec
+	aged     chan struct{} // has room for one: retention is to look again
 
 	mu       sync.Mutex // not held while anything else is waited for
 	open     bool
@@ -85,6 +91,7 @@ type Engine struct {
 var (
 	errNotOpen = unavailable("the sandboxes of before are being looked for: try again", time.Second)
 	errClosing = unavailable("cube is being stopped", 5*time.Second)
+	errCut     = errdefs.ErrAborted.WithMessage("it was cut short")
 	errKilled  = errdefs.ErrAborted.WithMessage("the sandbox has been killed")
 )
 
@@ -102,7 +109,10 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 	}
 	defaults := config.Default()
 	o.Admission, o.Limits = cmp.Or(o.Admission, &defaults.Admission), cmp.Or(o.Limits, &defaults.Limits)
-	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), pool: newPool(o.Pool), starts: make(chan struct{}, o.Starts), drained: make(chan struct{}),
+	if o.Audit == nil {
+		o.Audit = audit.Nowhere{}
+	}
+	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), pool: newPool(o.Pool), starts: make(chan struct{}, o.Starts), aged: make(chan struct{}, 1), drained: make(chan struct{}),
 		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{},
 		ledger: admission.NewLedger(o.Admission, o.Limits), refusals: newRefusals()}
 	rows, err := d.SandboxesIn(ctx)
@@ -259,12 +269,19 @@ func (e *Engine) step(ctx context.Context, b *box, seen *row, ev event, change f
 		return was, nil, refused(was, ev)
 	}
 	is = was.clone()
-	is.State = to
+	is.State, is.failed, is.saved = to, nil, ""
+	switch {
+	case !to.busy():
+		is.Cause = nil
+	case to != was.State:
+		is.Cause = causeOf(ctx, ev, to)
+	}
 	if change != nil {
 		if err := change(is); err != nil {
 			return was, nil, err
 		}
 	}
+	e.record(was, is)
 	if err := e.write(ctx, was, is); err != nil {
 		return was, nil, err
 	}
@@ -302,6 +319,9 @@ func (e *Engine) publish(b *box, was, r *row) {
 	}
 	for f := range e.feeds {
 		f.add(b.id)
+	}
+	if r.State != was.State && (r.State == Paused || r.State == gone) {
+		e.outlived()
 	}
 	if r.State.busy() && r.State == was.State {
 		return // its work may have failed and be due again

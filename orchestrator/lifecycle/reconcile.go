@@ -49,6 +49,9 @@ func (e *Engine) Open(ctx context.Context) error {
 	e.background(e.sweep)
 	e.background(func() { e.alarms.run(e.life, func(id string) { e.background(func() { e.due(id) }) }) })
 	e.background(e.watch)
+	if e.Kept != nil {
+		e.background(e.retain)
+	}
 	if e.SampleEvery > 0 {
 		e.background(e.sample)
 	}

@@ -20,6 +20,11 @@ type row struct {
 	StartedAt, EndAt    time.Time
 	Metadata            map[string]string
 	spec
+	// ask is that of whoever waits for it to be made. Of what was done last, failed is why it has come to nothing, and saved the
+	// snapshot that has been made.
+	ask    *ask
+	failed error
+	saved  string
 	// addr is where it is reached while it runs.
 	addr netip.Addr
 	// seq counts the rows that others have seen of this sandbox in the engine's life.
@@ -57,6 +62,10 @@ type spec struct {
 	Next time.Duration `json:"next,omitempty"`
 	// Requests are those of InitAgain that are done, the latest last.
 	Requests []string `json:"requests,omitempty"`
+	// Key is the id of the API key that has made it, "" if none has.
+	Key string `json:"key,omitempty"`
+	// Cause is what its state has come of, nil for one at rest.
+	Cause *cause `json:"cause,omitempty"`
 	// Reason is why it is being killed, "" where somebody asked for it.
 	Reason string `json:"reason,omitempty"`
 }

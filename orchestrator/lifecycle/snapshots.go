@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -21,6 +22,9 @@ const maxFork = 100
 // do's outcome. It is given up when ctx ends.
 func (e *Engine) saving(ctx context.Context, team, id string, do func(context.Context, *row) outcome) (*row, error) {
 	b, r, err := e.find(team, id)
+	if err == nil {
+		err = e.Audit.Ready()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +55,9 @@ func (e *Engine) saving(ctx context.Context, team, id string, do func(context.Co
 
 // Snapshot makes a template of a running sandbox, which goes on: another build of the one that has the name, if there is one.
 // name is NAME[:TAG], "" has a template without.
-func (e *Engine) Snapshot(ctx context.Context, team, id, name string) (Snapshot, error) {
+func (e *Engine) Snapshot(ctx context.Context, team, id, name string) (_ Snapshot, err error) {
+	ctx, end := e.asked(ctx, audit.Snapshot, audit.Entry{Team: team, Sandbox: id, Snapshot: auditName(name)})
+	defer end(&err)
 	var ref db.Ref
 	if name != "" {
 		var err error
@@ -73,7 +79,7 @@ func (e *Engine) Snapshot(ctx context.Context, team, id, name string) (Snapshot,
 		return Snapshot{}, e.refused(err)
 	}
 	defer done()
-	var template string
+	var made Snapshot
 	_, err = e.saving(ctx, team, id, func(ctx context.Context, r *row) outcome {
 		build, done, err := e.build(ctx, r)
 		if err != nil {
@@ -83,13 +89,15 @@ func (e *Engine) Snapshot(ctx context.Context, team, id, name string) (Snapshot,
 		if err := e.save(ctx, r, build); err != nil {
 			return outcome{err: fmt.Errorf("make a snapshot of sandbox %s: %w", r.ID, err)}
 		}
-		template, err = e.db.Publish(ctx, db.Publication{Build: build.ID, Team: team, Name: ref.Name, Template: randomID(20), Tag: ref.Tag, Snapshot: true})
-		return outcome{event: evRuns, err: err}
+		template, err := e.db.Publish(ctx, db.Publication{Build: build.ID, Team: team, Name: ref.Name, Template: randomID(20), Tag: ref.Tag, Snapshot: true})
+		if err != nil {
+			return outcome{event: evRuns, err: err}
+		}
+		e.outlived()
+		made = snapshotOf(team, template, ref.Name, ref.Tag, time.Now())
+		return outcome{event: evRuns, change: func(r *row) error { r.saved = made.ID; return nil }}
 	})
-	if err != nil {
-		return Snapshot{}, err
-	}
-	return snapshotOf(team, template, ref.Name, ref.Tag, time.Now()), nil
+	return made, err
 }
 
 func (e *Engine) save(ctx context.Context, r *row, b db.Build) error {
@@ -109,17 +117,27 @@ func snapshotOf(team, template, name, tag string, at time.Time) Snapshot {
 // build begins the making of a build of a sandbox. Until done is called nobody takes it for forgotten.
 func (e *Engine) build(ctx context.Context, r *row) (b db.Build, done func(), err error) {
 	id := uuid.NewString()
-	b = db.Build{ID: id, Snapshot: "build-" + id, Origin: r.ID, CreatedAt: time.Now(), CPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB, Settings: r.Settings}
+	b = db.Build{ID: id, Team: r.Team, Key: audit.Of(ctx).Key, Snapshot: buildSnapshot(id), Origin: r.ID, CreatedAt: time.Now(), CPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB, Settings: r.Settings}
 	if done, err = e.begin(ctx, b); err != nil {
 		return db.Build{}, nil, err
 	}
 	return b, done, nil
 }
 
-// sweep deletes the snapshots of machines that nobody needs any more, and what there is of those that came to nothing.
+// buildSnapshot is what a build's snapshot is called in the store.
+func buildSnapshot(build string) string { return "build-" + build }
+
+// sweep is sweepNow for whom its end is nothing.
 func (e *Engine) sweep() {
 	ctx, cancel := context.WithTimeout(e.last, e.Timeout(saveTimeout))
 	defer cancel()
+	if err := e.sweepNow(ctx); err != nil {
+		e.Log.Warn("snapshots that nobody needs can't be deleted yet", "error", err)
+	}
+}
+
+// sweepNow deletes the snapshots of machines that nobody needs any more, and what there is of those that came to nothing.
+func (e *Engine) sweepNow(ctx context.Context) error {
 	errs := []error{e.retire(ctx), e.machines.Sweep(ctx)}
 	loose, err := e.db.Loose(ctx)
 	errs = append(errs, err)
@@ -136,9 +154,7 @@ func (e *Engine) sweep() {
 		}
 		errs = append(errs, err)
 	}
-	if err := errors.Join(errs...); err != nil {
-		e.Log.Warn("snapshots that nobody needs can't be deleted yet", "error", err)
-	}
+	return errors.Join(errs...)
 }
 
 // Snapshots lists a team's, newest first.
@@ -175,7 +191,12 @@ func (e *Engine) Snapshots(ctx context.Context, team string, f SnapshotFilter) (
 
 // DeleteSnapshot deletes a snapshot by its ID, or a template without its tag, unless there are sandboxes of it. Its space is free
 // when nothing uses it any more.
-func (e *Engine) DeleteSnapshot(ctx context.Context, team, id string) error {
+func (e *Engine) DeleteSnapshot(ctx context.Context, team, id string) (err error) {
+	defer func() {
+		entry := audit.Entry{Action: audit.Delete, By: audit.Of(ctx), Team: team, Snapshot: auditName(id)}
+		entry.Result, entry.Error = audit.Outcome(err)
+		e.Audit.Record(entry)
+	}()
 	if err := e.Ready(); err != nil {
 		return err
 	}
@@ -192,7 +213,10 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, team, id string) error {
 
 // Fork makes n sandboxes that go on from where a running one is, which goes on, too: for d, and otherwise as it was created. One
 // that can't be made is an error in its place. The error is one of all.
-func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n int) ([]ForkResult, error) {
+func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n int) (_ []ForkResult, err error) {
+	asking := ctx
+	ctx, end := e.asked(ctx, audit.Fork, audit.Entry{Team: team, Sandbox: id})
+	defer end(&err)
 	if n < 1 || n > maxFork {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("count: %d isn't between 1 and %d", n, maxFork))
 	}
@@ -222,7 +246,9 @@ func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n i
 		children.Go(func() {
 			child := &row{ID: newSandboxID(), Team: parent.Team, TemplateID: parent.TemplateID, BuildID: parent.BuildID, State: Creating, Metadata: parent.Metadata, spec: parent.spec}
 			child.Timeout, child.Origin, child.Request = d, parent.ID, randomID(20)
-			child.Requests, child.Epoch, child.Reason, child.Ephemeral = nil, "", "", false
+			child.Requests, child.Epoch, child.Reason, child.Cause, child.Key, child.Ephemeral = nil, "", "", nil, "", false
+			ctx, end := e.asked(asking, audit.Fork, child.entry())
+			defer end(&results[i].Err)
 			results[i].Sandbox, results[i].Err = e.make(ctx, child, build.Snapshot, whyFork)
 		})
 	}
@@ -231,7 +257,9 @@ func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n i
 }
 
 // Rollback puts a running sandbox back to a snapshot that was made of it, by the snapshot's ID. What it was connected to isn't any more.
-func (e *Engine) Rollback(ctx context.Context, team, id, snapshot string) error {
+func (e *Engine) Rollback(ctx context.Context, team, id, snapshot string) (err error) {
+	ctx, end := e.asked(ctx, audit.Rollback, audit.Entry{Team: team, Sandbox: id, Snapshot: auditName(snapshot)})
+	defer end(&err)
 	if _, _, err := e.find(team, id); err != nil {
 		return err
 	}
@@ -267,7 +295,9 @@ const maxRequests = 32
 
 // InitAgain gives a running sandbox another environment and tells its template's hook. A request that was done before is not
 // done again; "" is one of its own.
-func (e *Engine) InitAgain(ctx context.Context, team, id string, env map[string]string, request string) error {
+func (e *Engine) InitAgain(ctx context.Context, team, id string, env map[string]string, request string) (err error) {
+	ctx, end := e.asked(ctx, audit.Init, audit.Entry{Team: team, Sandbox: id})
+	defer end(&err)
 	for k := range env {
 		if Reserved(k) {
 			return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("envVars: %s is set by the sandbox's identity alone", k))
@@ -279,7 +309,7 @@ func (e *Engine) InitAgain(ctx context.Context, team, id string, env map[string]
 	if request == "" {
 		request = randomID(20)
 	}
-	_, err := e.saving(ctx, team, id, func(ctx context.Context, r *row) outcome {
+	_, err = e.saving(ctx, team, id, func(ctx context.Context, r *row) outcome {
 		for _, done := range r.Requests {
 			if done == request {
 				return outcome{event: evRuns}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/audit"
 )
 
 const (
@@ -34,7 +36,9 @@ func (e *Engine) Get(_ context.Context, team, id string) (Sandbox, error) {
 
 // Kill removes a sandbox, whatever it is doing, and returns when nothing of it is left. Once begun it is finished, whatever
 // becomes of ctx, and tried again if it fails.
-func (e *Engine) Kill(ctx context.Context, team, id string) error {
+func (e *Engine) Kill(ctx context.Context, team, id string) (err error) {
+	ctx, end := e.asked(ctx, audit.Kill, audit.Entry{Team: team, Sandbox: id})
+	defer end(&err)
 	b, r, err := e.find(team, id)
 	if err != nil {
 		return err
@@ -53,7 +57,9 @@ func (e *Engine) Kill(ctx context.Context, team, id string) error {
 }
 
 // Pause saves a sandbox to disk: with its memory, or only its disk. Once begun it is finished, whatever becomes of ctx.
-func (e *Engine) Pause(ctx context.Context, team, id string, memory bool) error {
+func (e *Engine) Pause(ctx context.Context, team, id string, memory bool) (err error) {
+	ctx, end := e.asked(ctx, audit.Pause, audit.Entry{Team: team, Sandbox: id})
+	defer end(&err)
 	b, r, err := e.find(team, id)
 	if err != nil {
 		return err
@@ -74,7 +80,9 @@ func (e *Engine) Pause(ctx context.Context, team, id string, memory bool) error 
 }
 
 // Resume has a paused sandbox run, for d. memory false has it boot with its disk; nil is as it was paused.
-func (e *Engine) Resume(ctx context.Context, team, id string, d time.Duration, memory *bool) (Sandbox, error) {
+func (e *Engine) Resume(ctx context.Context, team, id string, d time.Duration, memory *bool) (_ Sandbox, err error) {
+	ctx, end := e.asked(ctx, audit.Resume, audit.Entry{Team: team, Sandbox: id})
+	defer end(&err)
 	b, r, err := e.find(team, id)
 	if err != nil {
 		return Sandbox{}, err
@@ -93,6 +101,9 @@ func (e *Engine) resume(ctx context.Context, b *box, d time.Duration, memory *bo
 	r := b.row.Load()
 	if r == nil {
 		return Sandbox{}, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox '%s' not found", b.id))
+	}
+	if err := e.Audit.Ready(); err != nil {
+		return Sandbox{}, err
 	}
 	release, err := e.admit(ctx, r, false)
 	if err != nil {
@@ -152,6 +163,8 @@ func (e *Engine) resuming(ctx context.Context, r *row, d time.Duration, up func(
 // Connect has a sandbox run for d at least: it resumes one that is paused, and waits for what is under way with it. It never
 // makes a deadline earlier.
 func (e *Engine) Connect(ctx context.Context, team, id string, d time.Duration, memory *bool) (sb Sandbox, resumed bool, err error) {
+	ctx, end := e.asked(ctx, audit.Resume, audit.Entry{Team: team, Sandbox: id})
+	defer end(&err)
 	if err := e.allowed(d); err != nil {
 		return Sandbox{}, false, err
 	}
@@ -198,6 +211,8 @@ func errRestless(id string) error {
 
 // wake resumes a sandbox for traffic, if that is how it was created, and waits for what is under way with it.
 func (e *Engine) wake(ctx context.Context, id string) error {
+	// That it can't be isn't told: whoever has no key could fill the record with that.
+	ctx, _ = e.asked(audit.With(ctx, audit.By{Via: audit.Traffic}), audit.Resume, audit.Entry{})
 	for waited := 0; waited <= maxTransitions; {
 		b, r, err := e.find("", id)
 		if err != nil {
@@ -269,7 +284,12 @@ func (e *Engine) touch(ctx context.Context, b *box, change func(*row) error) (*r
 }
 
 // UpdateNetwork replaces what a running sandbox reaches, at once, for its open connections too.
-func (e *Engine) UpdateNetwork(ctx context.Context, team, id string, n Network, allowInternet *bool) error {
+func (e *Engine) UpdateNetwork(ctx context.Context, team, id string, n Network, allowInternet *bool) (err error) {
+	defer func() {
+		entry := audit.Entry{Action: audit.Network, By: audit.Of(ctx), Team: team, Sandbox: id}
+		entry.Result, entry.Error = audit.Outcome(err)
+		e.Audit.Record(entry)
+	}()
 	b, _, err := e.find(team, id)
 	if err != nil {
 		return err

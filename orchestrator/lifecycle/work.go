@@ -34,7 +34,13 @@ func (e *Engine) work(ctx context.Context, b *box, r *row) *job {
 	case Pausing:
 		return e.start(ctx, b, e.last, pauseTimeout, func(ctx context.Context) outcome { return e.pausing(ctx, r) })
 	}
-	return e.start(ctx, b, e.last, resumeTimeout, func(ctx context.Context) outcome { return e.look(ctx, r) })
+	return e.start(ctx, b, e.last, resumeTimeout, func(ctx context.Context) outcome {
+		o := e.look(ctx, r)
+		if r.State == Snapshotting && o.err == nil {
+			o.err = errCut // whoever did something with it isn't there any more
+		}
+		return o
+	})
 }
 
 func (e *Engine) killing(ctx context.Context, b *box) outcome {
@@ -158,7 +164,13 @@ func (e *Engine) conclude(b *box, o outcome) error {
 		b.calm = time.Now().Add(wait)
 		b.mu.Unlock()
 	}
-	was, is, err := e.step(context.WithoutCancel(e.last), b, nil, o.event, o.change)
+	was, is, err := e.step(context.WithoutCancel(e.last), b, nil, o.event, func(r *row) error {
+		r.failed = o.err
+		if o.change == nil {
+			return nil
+		}
+		return o.change(r)
+	})
 	switch {
 	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
 		return o.err // it has been killed meanwhile

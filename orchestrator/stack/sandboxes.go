@@ -57,7 +57,8 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 	s.engine, err = lifecycle.New(ctx, s.db, m, g, s.cfg.SeedFile(), lifecycle.Options{
 		Log: log, Timeout: s.cfg.Timeout, Since: s.since, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
 		SampleEvery: time.Duration(s.cfg.API.MetricsInterval), Admission: &s.cfg.Admission, Limits: &s.cfg.Limits, Host: admission.NewProc(s.cfg),
-		Pool: lifecycle.PoolOptions{MaxMemory: int64(s.cfg.Pool.MaxMemory), MaxPerTemplate: s.cfg.Pool.MaxPerTemplate},
+		Pool:  lifecycle.PoolOptions{MaxMemory: int64(s.cfg.Pool.MaxMemory), MaxPerTemplate: s.cfg.Pool.MaxPerTemplate},
+		Audit: s.audit, Kept: s.kept(),
 	})
 	if err != nil {
 		return err
@@ -68,6 +69,7 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 		return err
 	}
 	s.api.OpenTemplates(builder)
+	s.openTeams(m, builder)
 	if err := s.engine.Open(ctx); err != nil {
 		return err
 	}

@@ -100,7 +100,7 @@ func (s *stack) openAPI(ctx context.Context) error {
 	if err := c.SettlePaused(ctx); err != nil {
 		s.Log.Warn("what containers were paused with that needn't it any more can't all be removed", "error", err)
 	}
-	s.api.Open(c)
+	s.api.Open(c, s.audit)
 	return nil
 }
 

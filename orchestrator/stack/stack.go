@@ -22,6 +22,7 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/orchestrator/api"
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/e2b"
 	"github.com/cubesandbox/cube/orchestrator/health"
@@ -68,6 +69,7 @@ type stack struct {
 	launcher   *base.Launcher
 	network    *network.Daemon
 	api        *api.Service
+	audit      *audit.Log
 	db         *db.DB
 	engine     *lifecycle.Engine
 	proxy      atomic.Pointer[keeper.Keeper] // once it is started
@@ -133,6 +135,9 @@ func Up(ctx context.Context, cfg *config.Config, o Options) (err error) {
 		err = errors.Join(err, s.undo.Release())
 	}()
 	if err := s.claim(); err != nil {
+		return err
+	}
+	if err := s.openAudit(); err != nil {
 		return err
 	}
 	if err := s.serveControl(); err != nil {

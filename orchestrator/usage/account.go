@@ -101,14 +101,24 @@ func (t *tally) addDisks(ctx context.Context, cfg *config.Config) error {
 
 func (t *tally) addSnapshots(ctx context.Context, cfg *config.Config) error {
 	s := snapshot.New(cfg, slog.New(slog.DiscardHandler))
-	return t.addAll(ctx, cfg.SnapshotDir(), func(id string) int {
+	of := map[string]string{}
+	err := t.addAll(ctx, cfg.SnapshotDir(), func(id string) int {
 		if info, err := s.Inspect(id); err == nil {
-			if p, err := saved.Decode(info.Note); err == nil && p.Purpose == saved.ForPause {
-				return paused
+			if p, err := saved.Decode(info.Note); err == nil {
+				of[id] = p.ID
+				if p.Purpose == saved.ForPause {
+					return paused
+				}
 			}
 		}
 		return snapshots
 	})
+	for i := range t.items {
+		if k := t.items[i].kind; k == snapshots || k == paused {
+			t.items[i].Of = of[t.items[i].Name]
+		}
+	}
+	return err
 }
 
 func (t *tally) addBases(ctx context.Context, cfg *config.Config) error {

@@ -22,6 +22,17 @@ import (
 type Options struct {
 	// DryRun changes nothing: what would be freed is told.
 	DryRun bool
+	// More is what others don't keep; it is removed first.
+	More []Candidate
+}
+
+// Candidate is what somebody else doesn't keep.
+type Candidate struct {
+	Kind, Name, Why string
+	// Snapshot is the machine's snapshot that goes with it, by its name in the store, "" for none.
+	Snapshot string
+	// Remove removes it, unless it is needed by now, and tells whether it is gone.
+	Remove func(ctx context.Context) (gone bool, err error)
 }
 
 // Freed is what a Prune has removed, or would.
@@ -59,6 +70,13 @@ func Prune(ctx context.Context, cfg *config.Config, o Options) (Freed, error) {
 		p.ctrd = c
 	}
 	errs := []error{p.find(ctx, 0)}
+	for i, c := range o.More {
+		bytes := int64(0)
+		if c.Snapshot != "" && p.tally != nil {
+			bytes = p.tally.ownOf(filepath.Join(cfg.SnapshotDir(), c.Snapshot))
+		}
+		p.candidates = slices.Insert(p.candidates, i, candidate{Removed{Kind: c.Kind, Name: c.Name, Bytes: bytes, Why: c.Why}, c.Remove})
+	}
 	for _, c := range p.candidates {
 		gone := o.DryRun
 		if !gone {

@@ -64,6 +64,11 @@ type Item struct {
 	// Bytes is what it takes, shared with others or not; Own is what would come free if it alone went.
 	Bytes int64 `json:"bytes"`
 	Own   int64 `json:"own"`
+	// Of is the container, or pod of several, that a snapshot was made of.
+	Of string `json:"of,omitempty"`
+	// Team is whose it is, and Key the id of the API key that has made it, as far as the caller of Measure knows.
+	Team string `json:"team,omitempty"`
+	Key  string `json:"key,omitempty"`
 }
 
 // Lingering is a deleted snapshot that is in use.

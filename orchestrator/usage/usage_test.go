@@ -69,8 +69,8 @@ func TestShares(t *testing.T) {
 	u, err := Measure(t.Context(), cfg)
 	must(t, err)
 	for _, want := range []Kind{
-		{Name: "snapshots", Count: 2, Bytes: 14 * mib, Own: 6 * mib, Items: []Item{{"two", 14 * mib, 2 * mib}, {"one", 12 * mib, 0}}},
-		{Name: "base snapshots", Count: 1, Bytes: 8 * mib, Items: []Item{{"b", 8 * mib, 0}}},
+		{Name: "snapshots", Count: 2, Bytes: 14 * mib, Own: 6 * mib, Items: []Item{{Name: "two", Bytes: 14 * mib, Own: 2 * mib}, {Name: "one", Bytes: 12 * mib}}},
+		{Name: "base snapshots", Count: 1, Bytes: 8 * mib, Items: []Item{{Name: "b", Bytes: 8 * mib}}},
 		{Name: "disks"},
 	} {
 		n := slices.IndexFunc(u.Kinds, func(k Kind) bool { return k.Name == want.Name })
