@@ -2,77 +2,79 @@ package lifecycle
 
 import (
 	"context"
-	"fmt"
-	"time"
+	"sync"
 
-	"github.com/google/uuid"
+	"github.com/containerd/errdefs"
 
-	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
-// Build asks for a build of a template.
-type Build struct {
-	Team, Name, Tag string // no Tag is db.DefaultTag
-	// Public: all teams may use it.
-	Public                 bool
-	CPUs, MemoryMB, DiskMB int
-}
-
-// Build makes another build of the template that has the name, or the template's first one. save makes the snapshot of a machine
-// and proves it; it is nobody's, and deleted, unless it has succeeded. It returns what is known of it, and the size of its disk in
-// MiB. Build returns the template's id and the build's.
-func (e *Engine) Build(ctx context.Context, b Build, save func(ctx context.Context, snapshot string) (s db.Settings, diskMB int, err error)) (template, build string, err error) {
-	id := uuid.NewString()
-	defer func() {
-		entry := audit.Entry{Action: audit.Build, By: audit.Of(ctx), Team: b.Team, Template: template, Build: id, Snapshot: auditName(b.Name)}
-		entry.Result, entry.Error = audit.Outcome(err)
-		e.Audit.Record(entry)
-	}()
-	if err := e.Audit.Ready(); err != nil {
-		return "", "", err
-	}
-	if err := e.Ready(); err != nil {
-		return "", "", err
-	}
-	ref, err := db.ParseRef(b.Name)
-	if err != nil {
-		return "", "", err
-	}
-	if b.Tag == "" {
-		b.Tag = db.DefaultTag
-	}
-	record := db.Build{ID: id, Team: b.Team, Key: audit.Of(ctx).Key, Snapshot: buildSnapshot(id), CreatedAt: time.Now(), CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB}
-	done, err := e.begin(ctx, record)
-	if err != nil {
-		return "", "", err
-	}
-	defer done()
-	settings, disk, err := save(ctx, record.Snapshot)
-	if err != nil {
-		return "", "", fmt.Errorf("template %s: %w", b.Name, err)
-	}
-	if err := e.db.DescribeBuild(ctx, id, disk, settings); err != nil {
-		return "", "", err
-	}
-	template, err = e.db.Publish(ctx, db.Publication{Build: id, Team: b.Team, Name: ref.Name, Template: randomID(20), Tag: b.Tag, Public: b.Public})
-	return template, id, err
-}
-
-// begin writes a build down. Until done is called nobody takes it for forgotten.
-func (e *Engine) begin(ctx context.Context, b db.Build) (done func(), err error) {
-	e.mu.Lock()
-	e.making[b.ID] = true
-	e.mu.Unlock()
-	done = func() {
-		e.mu.Lock()
-		delete(e.making, b.ID)
-		e.mu.Unlock()
-		e.background(e.sweep)
+// Begin writes a build down whose snapshot is going to be made, and returns what that is to be called. Until done is called nobody
+// takes it for forgotten; then it has to be a template's, or its snapshot is deleted.
+func (e *Engine) Begin(ctx context.Context, b db.Build) (snapshot string, done func(), err error) {
+	b.Snapshot = buildSnapshot(b.ID)
+	if done, err = e.keep(b.ID); err != nil {
+		return "", nil, err
 	}
 	if err := e.db.BeginBuild(ctx, b); err != nil {
+		done()
+		return "", nil, err
+	}
+	return b.Snapshot, done, nil
+}
+
+// Keep has a build's snapshot stay until done is called, whatever becomes of its template. One that is no more is
+// errdefs.ErrNotFound.
+func (e *Engine) Keep(ctx context.Context, build string) (done func(), err error) {
+	if done, err = e.keep(build); err != nil {
+		return nil, err
+	}
+	if _, err := e.db.Build(ctx, build); err != nil {
 		done()
 		return nil, err
 	}
 	return done, nil
+}
+
+// Tidy has the snapshots of machines be deleted soon that nobody needs any more.
+func (e *Engine) Tidy() { e.background(e.sweep) }
+
+// dropped is how many want a build that is being deleted.
+const dropped = -1
+
+func (e *Engine) keep(build string) (done func(), err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.wanted[build] == dropped {
+		return nil, errdefs.ErrNotFound.WithMessage("build " + build + " has just been deleted")
+	}
+	e.wanted[build]++
+	return sync.OnceFunc(func() {
+		e.mu.Lock()
+		if e.wanted[build]--; e.wanted[build] == 0 {
+			delete(e.wanted, build)
+		}
+		e.mu.Unlock()
+		e.background(e.sweep)
+	}), nil
+}
+
+// drop takes those of the builds that nobody wants, whom nobody can want then until forget is called.
+func (e *Engine) drop(builds []db.Build) (taken map[string]bool, forget func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	taken = map[string]bool{}
+	for _, b := range builds {
+		if e.wanted[b.ID] == 0 {
+			e.wanted[b.ID] = dropped
+			taken[b.ID] = true
+		}
+	}
+	return taken, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for id := range taken {
+			delete(e.wanted, id)
+		}
+	}
 }

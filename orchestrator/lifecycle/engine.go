@@ -70,7 +70,8 @@ type Engine struct {
 	endLife, endLasts context.CancelCauseFunc
 	alarms            *alarms
 	starts            chan struct{}
-	waiting           atomic.Int64 // for their turn to be started
+	sweeps            chan struct{} // has an element while one goes on
+	waiting           atomic.Int64  // for their turn to be started
 	pool              *pool
 	// ledger has what is reserved for each row: whoever publishes one tells it.
 	ledger   *admission.Ledger
@@ -83,7 +84,7 @@ type Engine struct {
 	jobs     int           // under way
 	drained  chan struct{} // closed when none is, after the engine is closed
 	boxes    map[string]*box
-	making   map[string]bool // builds
+	wanted   map[string]int // builds that stay, by how many want them, or that are dropped
 	feeds    map[*feed]struct{}
 	starting int64 // bytes of memory of machines that are being started
 }
@@ -112,8 +113,8 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 	if o.Audit == nil {
 		o.Audit = audit.Nowhere{}
 	}
-	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), pool: newPool(o.Pool), starts: make(chan struct{}, o.Starts), aged: make(chan struct{}, 1), drained: make(chan struct{}),
-		boxes: map[string]*box{}, making: map[string]bool{}, feeds: map[*feed]struct{}{},
+	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), pool: newPool(o.Pool), starts: make(chan struct{}, o.Starts), sweeps: make(chan struct{}, 1), aged: make(chan struct{}, 1), drained: make(chan struct{}),
+		boxes: map[string]*box{}, wanted: map[string]int{}, feeds: map[*feed]struct{}{},
 		ledger: admission.NewLedger(o.Admission, o.Limits), refusals: newRefusals()}
 	rows, err := d.SandboxesIn(ctx)
 	if err != nil {

@@ -319,13 +319,15 @@ func TestPoolOfBuild(t *testing.T) {
 		defer s.stop()
 		ctx := t.Context()
 		before := s.still()
-		_, build, err := s.Build(ctx, Build{Team: team, Name: "base", Public: true, CPUs: 2, MemoryMB: 512, DiskMB: 1024}, func(_ context.Context, snapshot string) (db.Settings, int, error) {
-			s.host.mu.Lock()
-			defer s.host.mu.Unlock()
-			s.host.snapshots[snapshot] = true
-			return db.Settings{}, 1024, nil
-		})
+		const build = "next"
+		snapshot, done, err := s.Begin(ctx, db.Build{ID: build, Team: team, CreatedAt: time.Now(), CPUs: 2, MemoryMB: 512, DiskMB: 1024})
 		must(t, err)
+		s.host.mu.Lock()
+		s.host.snapshots[snapshot] = true
+		s.host.mu.Unlock()
+		_, err = s.db.Publish(ctx, db.Publication{Build: build, Team: team, Name: "base", Tag: db.DefaultTag, Public: true})
+		must(t, err)
+		done()
 		pass(10 * time.Second)
 		for _, id := range before {
 			if s.machine(id).lives != 0 {

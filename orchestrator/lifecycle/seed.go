@@ -12,6 +12,9 @@ import (
 	"path/filepath"
 )
 
+// SignUpload signs where a client may put a file, so that it is known to have been told so by this installation.
+func (e *Engine) SignUpload(to string) string { return e.seed.upload(to) }
+
 // seed is what all tokens of this installation are made from, so that none is stored.
 type seed [32]byte
 
@@ -71,10 +74,11 @@ func (s seed) token(of string) string {
 }
 
 // envd is the token that a secure sandbox's envd asks for, traffic the one that the data plane asks for, and hook the one by which
-// a sandbox's init hook knows the control plane.
+// a sandbox's init hook knows the control plane. upload has a client put a file where it was told to.
 func (s seed) envd(id string) string    { return s.token(id) }
 func (s seed) traffic(id string) string { return s.token("sandbox-traffic-" + id) }
 func (s seed) hook(id string) string    { return s.token("sandbox-hook-" + id) }
+func (s seed) upload(to string) string  { return s.token("upload-" + to) }
 
 const idAlphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
 

@@ -117,8 +117,8 @@ func snapshotOf(team, template, name, tag string, at time.Time) Snapshot {
 // build begins the making of a build of a sandbox. Until done is called nobody takes it for forgotten.
 func (e *Engine) build(ctx context.Context, r *row) (b db.Build, done func(), err error) {
 	id := uuid.NewString()
-	b = db.Build{ID: id, Team: r.Team, Key: audit.Of(ctx).Key, Snapshot: buildSnapshot(id), Origin: r.ID, CreatedAt: time.Now(), CPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB, Settings: r.Settings}
-	if done, err = e.begin(ctx, b); err != nil {
+	b = db.Build{ID: id, Team: r.Team, Key: audit.Of(ctx).Key, Origin: r.ID, CreatedAt: time.Now(), CPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB, Settings: r.Settings}
+	if b.Snapshot, done, err = e.Begin(ctx, b); err != nil {
 		return db.Build{}, nil, err
 	}
 	return b, done, nil
@@ -138,14 +138,21 @@ func (e *Engine) sweep() {
 
 // sweepNow deletes the snapshots of machines that nobody needs any more, and what there is of those that came to nothing.
 func (e *Engine) sweepNow(ctx context.Context) error {
+	select { // one at a time, so that what is to be deleted is when this returns
+	case e.sweeps <- struct{}{}:
+		defer func() { <-e.sweeps }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	errs := []error{e.retire(ctx), e.machines.Sweep(ctx)}
-	loose, err := e.db.Loose(ctx)
-	errs = append(errs, err)
+	seen, err := e.db.Loose(ctx)
+	taken, forget := e.drop(seen)
+	defer forget()
+	// What somebody wanted when it was seen may be a template's by now. What was taken can't become one.
+	loose, again := e.db.Loose(ctx)
+	errs = append(errs, err, again)
 	for _, b := range loose {
-		e.mu.Lock()
-		making := e.making[b.ID]
-		e.mu.Unlock()
-		if making {
+		if !taken[b.ID] {
 			continue
 		}
 		err := e.machines.Forget(ctx, b.Snapshot)
