@@ -88,22 +88,6 @@ func (d *DB) BeginBuild(ctx context.Context, b Build) error {
 	return d.explain("write to", err)
 }
 
-// DescribeBuild writes down what is known of a build only when its snapshot has been made, before Publish. diskMB is in MiB.
-func (d *DB) DescribeBuild(ctx context.Context, id string, diskMB int, settings Settings) error {
-	b, err := json.Marshal(settings)
-	if err != nil {
-		return err
-	}
-	res, err := d.write.ExecContext(ctx, "UPDATE builds SET disk = ?, settings = ? WHERE id = ? AND template IS NULL", diskMB, string(b), id)
-	if err == nil {
-		var n int64
-		if n, err = res.RowsAffected(); err == nil && n != 1 {
-			err = errdefs.ErrNotFound.WithMessage("build " + id + " isn't being made")
-		}
-	}
-	return d.explain("write to", err)
-}
-
 // Build finds one by its id.
 func (d *DB) Build(ctx context.Context, id string) (Build, error) {
 	var b Build
@@ -170,7 +154,7 @@ func (d *DB) Publish(ctx context.Context, p Publication) (template string, err e
 		case err != nil:
 			return err
 		case snapshot != p.Snapshot:
-			return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("the name %s is a %s's: choose another", p.Name, map[bool]string{true: "snapshot", false: "template"}[snapshot]))
+			return taken(p.Name, snapshot)
 		}
 		res, err := tx.ExecContext(ctx, "UPDATE builds SET template = ? WHERE id = ?", template, p.Build)
 		if err != nil {
@@ -179,8 +163,7 @@ func (d *DB) Publish(ctx context.Context, p Publication) (template string, err e
 		if n, err := res.RowsAffected(); err != nil || n != 1 {
 			return fmt.Errorf("build %s: %w", p.Build, errdefs.ErrNotFound)
 		}
-		if _, err := tx.ExecContext(ctx, "INSERT INTO tags (template, tag, build, assigned) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET build = excluded.build, assigned = excluded.assigned",
-			template, p.Tag, p.Build, now); err != nil {
+		if err := assign(ctx, tx, template, p.Build, []string{p.Tag}, now); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, "UPDATE templates SET updated = ?, public = public OR ? WHERE id = ?", now, p.Public, template); err != nil {
@@ -189,6 +172,22 @@ func (d *DB) Publish(ctx context.Context, p Publication) (template string, err e
 		return loosen(ctx, tx, template)
 	})
 	return template, d.explain("write to", err)
+}
+
+// taken is the error of a name that is a snapshot's or a template's.
+func taken(name string, snapshot bool) error {
+	return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("the name %s is a %s's: choose another", name, map[bool]string{true: "snapshot", false: "template"}[snapshot]))
+}
+
+// assign has tags of a template stand for a build.
+func assign(ctx context.Context, tx *sql.Tx, template, build string, tags []string, now int64) error {
+	for _, tag := range tags {
+		if _, err := tx.ExecContext(ctx, "INSERT INTO tags (template, tag, build, assigned) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET build = excluded.build, assigned = excluded.assigned",
+			template, tag, build, now); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // loosen parts a template from its builds that no tag stands for any more.

@@ -141,7 +141,7 @@ func (d *DB) explain(what string, err error) error {
 		return errdefs.ErrNotFound
 	case errdefs.IsDataLoss(err):
 		return errdefs.ErrDataLoss.WithMessage(d.damage(err))
-	case errdefs.IsNotFound(err), errdefs.IsAlreadyExists(err), errdefs.IsInvalidArgument(err), errdefs.IsFailedPrecondition(err):
+	case errdefs.IsNotFound(err), errdefs.IsAlreadyExists(err), errdefs.IsInvalidArgument(err), errdefs.IsFailedPrecondition(err), errdefs.IsResourceExhausted(err):
 		return err // it is about a row, and says all
 	case !errors.As(err, &failed):
 		return fmt.Errorf("%s %s: %w", what, d.path, err)

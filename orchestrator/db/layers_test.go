@@ -45,20 +45,3 @@ func TestLayers(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
-
-// TestDescribeBuild: what is known of a build is written down while it is made, and not after.
-func TestDescribeBuild(t *testing.T) {
-	d, ctx := fresh(t), t.Context()
-	b := Build{ID: "b", Snapshot: "s", CPUs: 1, MemoryMB: 1}
-	must(t, d.BeginBuild(ctx, b))
-	must(t, d.DescribeBuild(ctx, "b", 77, Settings{Run: "serve", Digest: "sha256:1"}))
-	if b, err := d.Build(ctx, "b"); err != nil || b.DiskMB != 77 || b.Settings.Run != "serve" || b.Settings.Digest != "sha256:1" {
-		t.Errorf("%+v, %v", b, err)
-	}
-	done := build(t, d, "blue", "own")
-	for _, id := range []string{"nosuch", done.ID} {
-		if err := d.DescribeBuild(ctx, id, 1, Settings{}); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: %v", id, err)
-		}
-	}
-}

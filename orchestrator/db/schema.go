@@ -117,4 +117,34 @@ ALTER TABLE builds ADD COLUMN team TEXT NOT NULL DEFAULT '';
 ALTER TABLE builds ADD COLUMN key TEXT NOT NULL DEFAULT ''; -- the id of the one that has made it
 UPDATE builds SET team = coalesce((SELECT team FROM templates WHERE id = builds.template), (SELECT team FROM sandboxes WHERE build = builds.id LIMIT 1), '');
 CREATE INDEX builds_in ON builds (team);
+`, `
+-- What is asked for to be a build of a template, from then on, and what has become of it. It has the build's id.
+CREATE TABLE build_jobs (
+	id TEXT PRIMARY KEY,
+	template TEXT NOT NULL REFERENCES templates ON DELETE CASCADE,
+	team TEXT NOT NULL REFERENCES teams,
+	state TEXT NOT NULL CHECK (state IN ('waiting', 'queued', 'building', 'ready', 'error')),
+	created INTEGER NOT NULL,
+	updated INTEGER NOT NULL,
+	finished INTEGER NOT NULL DEFAULT 0,
+	cpus INTEGER NOT NULL,
+	memory INTEGER NOT NULL, -- MiB
+	disk INTEGER NOT NULL,   -- MiB
+	tags TEXT NOT NULL CHECK (json_valid(tags)),
+	plan TEXT NOT NULL DEFAULT 'null' CHECK (json_valid(plan)),
+	reason TEXT NOT NULL DEFAULT 'null' CHECK (json_valid(reason)),
+	made TEXT NOT NULL DEFAULT 'null' CHECK (json_valid(made))
+) STRICT, WITHOUT ROWID;
+CREATE INDEX build_jobs_of ON build_jobs (template, created, id);
+CREATE INDEX build_jobs_in ON build_jobs (state, team);
+
+CREATE TABLE build_log (
+	job TEXT NOT NULL REFERENCES build_jobs ON DELETE CASCADE,
+	seq INTEGER NOT NULL, -- from 0 on
+	at INTEGER NOT NULL,
+	level INTEGER NOT NULL, -- 0 to 3
+	step TEXT NOT NULL,
+	message TEXT NOT NULL,
+	PRIMARY KEY (job, seq)
+) STRICT, WITHOUT ROWID;
 `}

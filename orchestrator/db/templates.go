@@ -73,7 +73,8 @@ func (r Ref) NotFound() error {
 }
 
 const templateColumns = `t.id, t.team, t.public, t.snapshot, t.created, t.updated, t.spawned, t.spawns,
-	(SELECT count(*) FROM builds WHERE template = t.id), (SELECT json_group_array(name) FROM names WHERE template = t.id)`
+	(SELECT count(*) FROM build_jobs WHERE template = t.id) +
+	(SELECT count(*) FROM builds b WHERE template = t.id AND NOT EXISTS (SELECT 1 FROM build_jobs j WHERE j.id = b.id)), (SELECT json_group_array(name) FROM names WHERE template = t.id)`
 
 // fields are where templateColumns are scanned to; read completes the template with them.
 func (t *Template) fields() (to []any, read func() error) {
@@ -133,15 +134,6 @@ func (d *DB) Resolve(ctx context.Context, team string, r Ref) (Template, Build, 
 	return t, b, d.explain("read", err)
 }
 
-// Builds lists a template's builds, newest first.
-func (d *DB) Builds(ctx context.Context, template string) ([]Build, error) {
-	rows, err := d.read.QueryContext(ctx, "SELECT "+buildColumns+" FROM builds b WHERE template = ? ORDER BY created DESC, id DESC", template)
-	return collect(d, rows, err, func(b *Build) error {
-		to, read := b.fields()
-		return errors.Join(rows.Scan(to...), read())
-	})
-}
-
 // Tag is a tag of a template.
 type Tag struct {
 	Name, Build string // Build is its id
@@ -179,6 +171,15 @@ func (d *DB) Templates(ctx context.Context, team string, p Page) ([]Template, er
 	before, id := p.bounds()
 	rows, err := d.read.QueryContext(ctx, "SELECT "+templateColumns+` FROM templates t
 		WHERE (team = ? OR public) AND NOT snapshot AND (created, id) < (?, ?) ORDER BY created DESC, id DESC LIMIT ?`, team, before, id, p.Limit)
+	return collect(d, rows, err, func(t *Template) error {
+		to, read := t.fields()
+		return errors.Join(rows.Scan(to...), read())
+	})
+}
+
+// AllTemplates lists the templates of all teams, without snapshots, newest first.
+func (d *DB) AllTemplates(ctx context.Context) ([]Template, error) {
+	rows, err := d.read.QueryContext(ctx, "SELECT "+templateColumns+" FROM templates t WHERE NOT snapshot ORDER BY created DESC, id DESC")
 	return collect(d, rows, err, func(t *Template) error {
 		to, read := t.fields()
 		return errors.Join(rows.Scan(to...), read())
@@ -235,20 +236,11 @@ func (d *DB) CountSnapshots(ctx context.Context, team string) (n int, err error)
 	return n, d.explain("read", err)
 }
 
-// DeleteTemplate forgets a template of the team's own, or with a tag only that, and the template with its last one. Its builds
-// are loose then. While sandboxes are of them it is errdefs.ErrInvalidArgument.
+// DeleteTemplate forgets a template of the team's own with its jobs, or with a tag only that, and the template with its last one
+// unless there will be others. Its builds are loose then. While sandboxes are of them it is errdefs.ErrInvalidArgument.
 func (d *DB) DeleteTemplate(ctx context.Context, team string, r Ref) error {
 	err := d.update(ctx, func(tx *sql.Tx) error {
-		owner := r.Team
-		if owner == "" {
-			owner = team
-		}
-		var id string
-		err := tx.QueryRowContext(ctx, "SELECT id FROM templates WHERE id = ifnull((SELECT template FROM names WHERE team = ?1 AND name = ?2), ?2) AND team = ?1 AND team = ?3",
-			owner, r.Name, team).Scan(&id)
-		if errors.Is(err, sql.ErrNoRows) {
-			return r.NotFound()
-		}
+		id, err := own(ctx, tx, team, r)
 		if err != nil {
 			return err
 		}
@@ -271,8 +263,23 @@ func (d *DB) DeleteTemplate(ctx context.Context, team string, r Ref) error {
 				return err
 			}
 		}
-		_, err = tx.ExecContext(ctx, "DELETE FROM templates WHERE id = ?1 AND (?2 = '' OR NOT EXISTS (SELECT 1 FROM tags WHERE template = ?1))", id, r.Tag)
+		_, err = tx.ExecContext(ctx, `DELETE FROM templates WHERE id = ?1 AND (?2 = '' OR NOT EXISTS (SELECT 1 FROM tags WHERE template = ?1)
+			AND NOT EXISTS (SELECT 1 FROM build_jobs WHERE template = ?1 AND state IN `+underWay+`))`, id, r.Tag)
 		return err
 	})
 	return d.explain("write to", err)
+}
+
+// own is the id of a template of the team's own.
+func own(ctx context.Context, tx *sql.Tx, team string, r Ref) (id string, err error) {
+	owner := r.Team
+	if owner == "" {
+		owner = team
+	}
+	err = tx.QueryRowContext(ctx, "SELECT id FROM templates WHERE id = ifnull((SELECT template FROM names WHERE team = ?1 AND name = ?2), ?2) AND team = ?1 AND team = ?3",
+		owner, r.Name, team).Scan(&id)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", r.NotFound()
+	}
+	return id, err
 }
