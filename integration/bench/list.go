@@ -138,7 +138,7 @@ func listServer(ctx context.Context, u *undo.Stack) (address, key string, err er
 	api := e2b.New(e2b.Options{Domain: "sandbox.localhost", Metrics: prometheus.NewRegistry(), Log: log,
 		Ready:   func(context.Context) health.Report { return health.Report{Ready: true} },
 		Timeout: func(d time.Duration) time.Duration { return d }})
-	api.Open(engine, d, d)
+	api.Open(engine, d, d, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", "", err

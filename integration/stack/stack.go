@@ -169,6 +169,8 @@ size = %q
 disk_size = "4GiB"
 [network]
 dns_upstreams = [%q]
+[templates]
+ready_timeout = "30s"
 `, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts, size, testhost.Resolver)}, extra...), "\n")
 	if err = os.WriteFile(s.file, []byte(text), 0o600); err == nil {
 		s.Config, err = config.Load(s.file)

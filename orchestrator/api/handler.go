@@ -11,7 +11,6 @@ import (
 	"github.com/cubesandbox/cube/internal/control"
 	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/teams"
-	"github.com/cubesandbox/cube/orchestrator/templates"
 	"github.com/cubesandbox/cube/orchestrator/usage"
 )
 
@@ -94,9 +93,7 @@ func (s *Service) Handler() http.Handler {
 		users, err := s.DeleteSnapshot(r.Context(), r.PathValue("name"))
 		return deleteAnswer{users}, err
 	}))
-	mux.HandleFunc("POST /v1/templates", serve(func(r *http.Request, in templates.Request) (templates.Result, error) {
-		return s.Template(r.Context(), in)
-	}))
+	s.templates(mux)
 	mux.HandleFunc("GET /v1/usage", serve(func(r *http.Request, _ nothing) (usage.Usage, error) { return s.Usage(r.Context()) }))
 	mux.HandleFunc("POST /v1/prune", serve(func(r *http.Request, in pruneRequest) (pruneAnswer, error) {
 		freed, err := s.Prune(r.Context(), in.DryRun, in.Retention)

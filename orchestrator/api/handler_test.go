@@ -52,6 +52,12 @@ func TestBadRequests(t *testing.T) {
 		{"POST", "/v1/secrets", ``, 404, "the API has no POST"},
 		{"POST", "/v1/containers/a/clone", ``, 503, "isn't ready"},
 		{"POST", "/v1/containers/a/rollback", `{"snapshot": "x"}`, 503, "isn't ready"},
+		{"GET", "/v1/templates", ``, 503, "isn't ready"},
+		{"POST", "/v1/templates", `{"name": "a", "plan": {"image": "b"}}`, 503, "isn't ready"},
+		{"POST", "/v1/templates", `{"colour": "red"}`, 400, "unknown field"},
+		{"POST", "/v1/templates", `{"plan": {"steps": [{"Kind": "RUN"}]}}`, 400, "unknown field"},
+		{"POST", "/v1/templates/default/a/rebuild", `{"outdated": "yes"}`, 400, "body"},
+		{"POST", "/v1/builds/b/log", `{"offset": "1"}`, 400, "body"},
 	} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(r.method, r.path, strings.NewReader(r.body)))
@@ -99,6 +105,11 @@ func TestClient(t *testing.T) {
 	}
 	if _, err := c.Snapshot(t.Context(), "none"); !errdefs.IsNotFound(err) {
 		t.Error(err)
+	}
+	for _, name := range []string{"", "..", "a/b", "a b", "a:"} {
+		if _, err := c.Template(t.Context(), "default", name); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("template %q: %v", name, err)
+		}
 	}
 	if _, failed := c.Clone(t.Context(), "a", 101); len(failed) != 1 || !errdefs.IsInvalidArgument(failed[0]) {
 		t.Error(failed)

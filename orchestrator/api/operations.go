@@ -48,7 +48,6 @@ var (
 	opUsage    = operation{name: "look at what takes space"}
 	opPrune    = operation{name: "prune"}
 	opPurge    = operation{name: "purge a team"}
-	opTemplate = operation{name: "make a template"}
 )
 
 // operations admits operations: one at a time on a container, and none when the stack isn't there for them.

@@ -17,9 +17,9 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/audit"
+	"github.com/cubesandbox/cube/orchestrator/builds"
 	"github.com/cubesandbox/cube/orchestrator/machines"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
-	"github.com/cubesandbox/cube/orchestrator/templates"
 	"github.com/cubesandbox/cube/orchestrator/usage"
 	"github.com/cubesandbox/cube/vmm/snapshot"
 )
@@ -40,8 +40,8 @@ type Service struct {
 	store *snapshot.Store
 	// client is there once the service is open.
 	client *sandbox.Client
-	// builder is there once the service makes templates.
-	builder atomic.Pointer[templates.Builder]
+	// builds are there once the service makes templates.
+	builds atomic.Pointer[builds.Service]
 	// own is there once it is known whose things are.
 	own atomic.Pointer[Ownership]
 }

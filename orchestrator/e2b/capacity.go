@@ -1,6 +1,8 @@
 package e2b
 
 import (
+	"slices"
+
 	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
@@ -109,11 +111,12 @@ func (s *Server) capacity(c *call) (answer, error) {
 		if err != nil {
 			return answer{}, err
 		}
-		if len(builds) == 0 { // it is being made, or has been deleted since
+		i := slices.IndexFunc(builds, func(b db.BuildInfo) bool { return b.State == db.JobReady })
+		if i < 0 { // it is being made, or has been deleted since
 			continue
 		}
-		b := builds[0]
-		shape := admission.Shape{VCPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB, Profile: admission.Profile(b.Settings.Profile)}
+		b := builds[i]
+		shape := admission.Shape{VCPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB, Profile: admission.Profile(b.Profile)}
 		_, names := namesOf(t)
 		room := roomBody{TemplateID: t.ID, Names: names, Profile: admission.Disposable, CPUCount: b.CPUs, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB}
 		if shape.Profile != "" {

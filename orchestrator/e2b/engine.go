@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cubesandbox/cube/orchestrator/admission"
+	"github.com/cubesandbox/cube/orchestrator/builds"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
@@ -14,6 +15,7 @@ var (
 	_ Engine    = (*lifecycle.Engine)(nil)
 	_ Keys      = (*db.DB)(nil)
 	_ Templates = (*db.DB)(nil)
+	_ Builds    = (*builds.Service)(nil)
 )
 
 // Engine is what the API has sandboxes done by: a lifecycle.Engine. A sandbox or snapshot of another team isn't found.
@@ -38,9 +40,6 @@ type Engine interface {
 	// Rollback puts a sandbox that runs back to a snapshot of itself.
 	Rollback(ctx context.Context, team, id, snapshot string) error
 	Snapshots(ctx context.Context, team string, f lifecycle.SnapshotFilter) (page []lifecycle.Snapshot, next lifecycle.Cursor, err error)
-	// DeleteSnapshot deletes a snapshot or template of the team's own. That sandboxes are made of it is
-	// errdefs.ErrInvalidArgument.
-	DeleteSnapshot(ctx context.Context, team, id string) error
 	UpdateNetwork(ctx context.Context, team, id string, n lifecycle.Network, allowInternet *bool) error
 	// InitAgain gives a sandbox another environment. A request that was done isn't done again.
 	InitAgain(ctx context.Context, team, id string, env map[string]string, request string) error

@@ -17,9 +17,11 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/admission"
+	"github.com/cubesandbox/cube/orchestrator/builds"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
+	"github.com/cubesandbox/cube/orchestrator/templates"
 )
 
 const (
@@ -441,15 +443,48 @@ func (fakeTemplates) Templates(_ context.Context, team string, p db.Page) (page 
 	return page, nil
 }
 
-func (fakeTemplates) Builds(_ context.Context, id string) (all []db.Build, _ error) {
+func (fakeTemplates) Builds(_ context.Context, id string) (all []db.BuildInfo, _ error) {
 	for i := int(id[3] - '0'); i > 0; i-- {
-		all = append(all, db.Build{ID: fmt.Sprintf("00000000-0000-4000-8000-00000000000%d", i), Template: id, CreatedAt: time.Date(2026, 2, 1, i, 0, 0, 0, time.UTC), CPUs: 2, MemoryMB: 512, DiskMB: 1024, Settings: db.Settings{EnvdVersion: "0.6.13"}})
+		at := time.Date(2026, 2, 1, i, 0, 0, 0, time.UTC)
+		all = append(all, db.BuildInfo{ID: fmt.Sprintf("00000000-0000-4000-8000-00000000000%d", i), State: db.JobReady, CreatedAt: at, UpdatedAt: at, FinishedAt: at, CPUs: 2, MemoryMB: 512, DiskMB: 1024, EnvdVersion: "0.6.13"})
 	}
 	return all, nil
 }
 
 func (fakeTemplates) Tags(context.Context, string) ([]db.Tag, error) {
 	return []db.Tag{{Name: "default", Build: "00000000-0000-4000-8000-000000000001", AssignedAt: time.Unix(0, 0)}}, nil
+}
+
+// fakeBuilds only knows the engine's snapshots.
+type fakeBuilds struct {
+	Builds
+	*fakeEngine
+}
+
+func (f fakeBuilds) Delete(ctx context.Context, team, id string) error {
+	return f.DeleteSnapshot(ctx, team, id)
+}
+
+func (f fakeBuilds) Create(context.Context, builds.Request) (builds.Created, error) {
+	return builds.Created{}, f.note("create build")
+}
+func (f fakeBuilds) Start(context.Context, string, db.Ref, string, builds.Plan, *templates.Registry) error {
+	return f.note("start build")
+}
+func (f fakeBuilds) SetPublic(context.Context, string, db.Ref, bool) (db.Template, error) {
+	return db.Template{}, f.note("publish")
+}
+func (f fakeBuilds) AddTags(context.Context, string, db.Ref, []string) (string, error) {
+	return "", f.note("tag")
+}
+func (f fakeBuilds) RemoveTags(context.Context, string, db.Ref, []string) error {
+	return f.note("untag")
+}
+
+func (f fakeBuilds) note(what string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked(what)
 }
 
 // newTestServer makes a server of fakes, whose log goes to the test's, and to log unless that is nil.
@@ -470,6 +505,6 @@ func newTestServer(t testing.TB, change func(*Options)) (*Server, *fakeEngine) {
 		change(&o)
 	}
 	s := New(o)
-	s.Open(engine, &fakeKeys{}, fakeTemplates{})
+	s.Open(engine, &fakeKeys{}, fakeTemplates{}, fakeBuilds{fakeEngine: engine})
 	return s, engine
 }

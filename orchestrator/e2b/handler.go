@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"path"
 	"strings"
 	"time"
@@ -29,6 +30,7 @@ type call struct {
 	named string // what the client has called it, "" if nothing
 	team  string // whose key it is
 	key   string
+	at    string // the API, as the client has reached it: a URL without a path
 	body  *jsonbody.Object
 	query *query
 	// path is a wildcard of the route's pattern.
@@ -61,6 +63,7 @@ var done = answer{status: http.StatusNoContent}
 
 func ok(body any) answer      { return answer{status: http.StatusOK, body: body} }
 func created(body any) answer { return answer{status: http.StatusCreated, body: body} }
+func taken(body any) answer   { return answer{status: http.StatusAccepted, body: body} }
 
 // with adds a header, unless it has no value.
 func (a answer) with(name, value string) answer {
@@ -149,11 +152,19 @@ func (s *Server) serve(f func(*call) (answer, error)) http.Handler {
 	})
 }
 
+// ready tells what the server waits for, nil if it is open.
+func (s *Server) ready() error {
+	if s.open.Load() {
+		return nil
+	}
+	return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("cube is starting and waits for: %s", s.options.Awaited()))
+}
+
 // receive makes a call of a request: first of its key, then of the rest of it. Before the server is open it isn't known whose
 // a key is.
 func (s *Server) receive(x *exchange, r *http.Request) (*call, error) {
-	if !s.open.Load() {
-		return nil, errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("cube is starting and waits for: %s", s.options.Awaited()))
+	if err := s.ready(); err != nil {
+		return nil, err
 	}
 	key, err := keyOf(r.Header)
 	if err != nil {
@@ -173,11 +184,20 @@ func (s *Server) receive(x *exchange, r *http.Request) (*call, error) {
 	// What is read from now on is whether the client is still there.
 	_ = http.NewResponseController(x).SetReadDeadline(time.Time{}) // there is none where it isn't known
 	ctx := audit.With(r.Context(), audit.By{Via: audit.API, Key: keyID, Request: redact(x.id), From: r.RemoteAddr})
-	c := &call{ctx: ctx, id: x.id, named: r.Header.Get(requestHeader), team: x.team, key: key, query: readQuery(r), path: r.PathValue}
+	c := &call{ctx: ctx, id: x.id, named: r.Header.Get(requestHeader), team: x.team, key: key, at: reached(r), query: readQuery(r), path: r.PathValue}
 	if c.body, err = jsonbody.Parse(body); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// reached is where a client has reached the API, maybe by way of a proxy.
+func reached(r *http.Request) string {
+	at := url.URL{Scheme: "http", Host: cmp.Or(r.Header.Get("X-Forwarded-Host"), r.Host)}
+	if r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https" {
+		at.Scheme = "https"
+	}
+	return at.String()
 }
 
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {

@@ -143,7 +143,7 @@ func TestBeforeOpen(t *testing.T) {
 			t.Errorf("%s: %d %s", target, w.Code, w.Body)
 		}
 	}
-	s.Open(engine, &fakeKeys{}, fakeTemplates{})
+	s.Open(engine, &fakeKeys{}, fakeTemplates{}, fakeBuilds{fakeEngine: engine})
 	if w := ask(h, "POST", "/v2/sandboxes", `{"templateID":"base"}`); w.Code != 201 {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

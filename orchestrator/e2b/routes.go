@@ -50,16 +50,27 @@ func (s *Server) calls() map[string]func(*call) (answer, error) {
 		"GET /templates/{templateID}":      s.getTemplate,
 		"DELETE /templates/{templateID}":   s.deleteTemplate,
 		"GET /templates/{templateID}/{of}": s.ofTemplate,
-		"GET /teams":                       s.teams,
-		"GET /capacity":                    s.capacity,
+		"PATCH /templates/{templateID}":    s.changeTemplateV1,
+		"PATCH /v2/templates/{templateID}": s.changeTemplate,
+		"POST /templates/tags":             s.addTags,
+		"DELETE /templates/tags":           s.removeTags,
+
+		"POST /v3/templates":                                  s.createBuild,
+		"POST /v2/templates":                                  s.createBuildV2,
+		"GET /templates/{templateID}/files/{hash}":            s.uploadLink,
+		"POST /v2/templates/{templateID}/builds/{buildID}":    s.startBuild,
+		"GET /templates/{templateID}/builds/{buildID}/status": s.buildStatus,
+		"GET /templates/{templateID}/builds/{buildID}/logs":   s.buildLogs,
+
+		"GET /teams":    s.teams,
+		"GET /capacity": s.capacity,
 		// E2B has had them, and says so.
 		"POST /access-tokens": func(*call) (answer, error) { return answer{}, fail(http.StatusGone, noTokens) },
 	}
 }
 
 const (
-	noBuilds  = "templates can't be built through the API yet: `cube template build` does it"
-	noChanges = "templates can't be changed through the API yet: another build of one, by `cube template build`, can have another tag, or be public"
+	noBuilds  = "templates of a Dockerfile that the client builds aren't supported here: POST /v3/templates builds them here, as SDKs do"
 	noVolumes = "volumes aren't supported here"
 	noSecrets = "secrets aren't supported here"
 	noKeys    = "keys are made with `cube key create`, listed with `cube key ls` and revoked with `cube key revoke`"
@@ -71,43 +82,33 @@ const (
 
 // unsupported are routes that E2B has, with why they aren't here: no client is to take them for things that aren't found.
 var unsupported = map[string]string{
-	"POST /v3/templates":                                  noBuilds,
-	"POST /v2/templates":                                  noBuilds,
-	"POST /templates":                                     noBuilds,
-	"POST /templates/{templateID}":                        noBuilds,
-	"PATCH /templates/{templateID}":                       noChanges,
-	"PATCH /v2/templates/{templateID}":                    noChanges,
-	"GET /templates/{templateID}/files/{hash}":            noBuilds,
-	"POST /templates/{templateID}/builds/{buildID}":       noBuilds,
-	"POST /v2/templates/{templateID}/builds/{buildID}":    noBuilds,
-	"GET /templates/{templateID}/builds/{buildID}/status": noBuilds,
-	"GET /templates/{templateID}/builds/{buildID}/logs":   noBuilds,
-	"POST /templates/tags":                                noChanges,
-	"DELETE /templates/tags":                              noChanges,
-	"GET /volumes":                                        noVolumes,
-	"POST /volumes":                                       noVolumes,
-	"GET /volumes/{volumeID}":                             noVolumes,
-	"DELETE /volumes/{volumeID}":                          noVolumes,
-	"GET /secrets":                                        noSecrets,
-	"POST /secrets":                                       noSecrets,
-	"GET /secrets/{secretID}":                             noSecrets,
-	"POST /secrets/{secretID}":                            noSecrets,
-	"DELETE /secrets/{secretID}":                          noSecrets,
-	"GET /api-keys":                                       noKeys,
-	"POST /api-keys":                                      noKeys,
-	"PATCH /api-keys/{apiKeyID}":                          noKeys,
-	"DELETE /api-keys/{apiKeyID}":                         noKeys,
-	"GET /teams/{teamID}/metrics":                         noTeams,
-	"GET /teams/{teamID}/metrics/max":                     noTeams,
-	"GET /nodes":                                          noNodes,
-	"GET /nodes/{nodeID}":                                 noNodes,
-	"POST /nodes/{nodeID}":                                noNodes,
-	"POST /admin/teams/{teamID}/sandboxes/kill":           noAdmin,
-	"GET /admin/sandboxes/running-counts":                 noAdmin,
-	"POST /admin/teams/{teamID}/builds/cancel":            noAdmin,
-	"POST /admin/teams/{teamID}/api-keys":                 noAdmin,
-	"DELETE /admin/teams/{teamID}/api-keys/{apiKeyID}":    noAdmin,
-	"DELETE /access-tokens/{accessTokenID}":               noTokens,
+	"POST /templates":                                  noBuilds,
+	"POST /templates/{templateID}":                     noBuilds,
+	"POST /templates/{templateID}/builds/{buildID}":    noBuilds,
+	"GET /volumes":                                     noVolumes,
+	"POST /volumes":                                    noVolumes,
+	"GET /volumes/{volumeID}":                          noVolumes,
+	"DELETE /volumes/{volumeID}":                       noVolumes,
+	"GET /secrets":                                     noSecrets,
+	"POST /secrets":                                    noSecrets,
+	"GET /secrets/{secretID}":                          noSecrets,
+	"POST /secrets/{secretID}":                         noSecrets,
+	"DELETE /secrets/{secretID}":                       noSecrets,
+	"GET /api-keys":                                    noKeys,
+	"POST /api-keys":                                   noKeys,
+	"PATCH /api-keys/{apiKeyID}":                       noKeys,
+	"DELETE /api-keys/{apiKeyID}":                      noKeys,
+	"GET /teams/{teamID}/metrics":                      noTeams,
+	"GET /teams/{teamID}/metrics/max":                  noTeams,
+	"GET /nodes":                                       noNodes,
+	"GET /nodes/{nodeID}":                              noNodes,
+	"POST /nodes/{nodeID}":                             noNodes,
+	"POST /admin/teams/{teamID}/sandboxes/kill":        noAdmin,
+	"GET /admin/sandboxes/running-counts":              noAdmin,
+	"POST /admin/teams/{teamID}/builds/cancel":         noAdmin,
+	"POST /admin/teams/{teamID}/api-keys":              noAdmin,
+	"DELETE /admin/teams/{teamID}/api-keys/{apiKeyID}": noAdmin,
+	"DELETE /access-tokens/{accessTokenID}":            noTokens,
 }
 
 // public are what anybody may ask.
@@ -142,6 +143,8 @@ func (s *Server) public() map[string]http.Handler {
 			}
 			served.ServeHTTP(w, r)
 		}),
+		// Whoever has been told where may upload a file, by a link that is signed.
+		"PUT /templates/{templateID}/files/{hash}": http.HandlerFunc(s.upload),
 	}
 }
 

@@ -61,6 +61,7 @@ type Server struct {
 	engine    Engine
 	keys      Keys
 	templates Templates
+	builds    Builds
 
 	stopping  chan struct{} // closed when Serve is to end
 	mu        sync.Mutex
@@ -73,8 +74,8 @@ func New(o Options) *Server {
 }
 
 // Open has calls be answered, by those. It is called once.
-func (s *Server) Open(engine Engine, keys Keys, templates Templates) {
-	s.engine, s.keys, s.templates = engine, keys, templates
+func (s *Server) Open(engine Engine, keys Keys, templates Templates, builds Builds) {
+	s.engine, s.keys, s.templates, s.builds = engine, keys, templates, builds
 	s.open.Store(true)
 }
 

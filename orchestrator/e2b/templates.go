@@ -14,12 +14,17 @@ type Templates interface {
 	Template(ctx context.Context, team string, r db.Ref) (db.Template, error)
 	Templates(ctx context.Context, team string, p db.Page) ([]db.Template, error)
 	// Builds are those of a template, by its id, newest first.
-	Builds(ctx context.Context, template string) ([]db.Build, error)
+	Builds(ctx context.Context, template string) ([]db.BuildInfo, error)
 	Tags(ctx context.Context, template string) ([]db.Tag, error)
 }
 
-// buildStatus is of all builds that the database tells of: they are published whole.
-const buildStatus = "ready"
+// buildStatus is a build's state as E2B calls it: one that waits for its turn waits.
+func buildStatus(s db.JobState) string {
+	if s == db.JobQueued {
+		s = db.JobWaiting
+	}
+	return string(s)
+}
 
 type templateBody struct {
 	TemplateID    string     `json:"templateID"`
@@ -40,13 +45,13 @@ type templateBody struct {
 	BuildStatus   string     `json:"buildStatus"`
 }
 
-func template(t db.Template, newest db.Build) templateBody {
+func template(t db.Template, newest db.BuildInfo) templateBody {
 	aliases, names := namesOf(t)
 	return templateBody{
 		TemplateID: t.ID, BuildID: newest.ID, CPUCount: newest.CPUs, MemoryMB: newest.MemoryMB, DiskSizeMB: newest.DiskMB,
 		Public: t.Public, Aliases: aliases, Names: names, CreatedAt: t.CreatedAt.UTC(), UpdatedAt: t.UpdatedAt.UTC(),
 		LastSpawnedAt: timeOrNull(t.SpawnedAt), SpawnCount: t.Spawns, BuildCount: t.Builds,
-		EnvdVersion: newest.Settings.EnvdVersion, BuildStatus: buildStatus,
+		EnvdVersion: newest.EnvdVersion, BuildStatus: buildStatus(newest.State),
 	}
 }
 
@@ -135,15 +140,15 @@ func ownTeam(c *call) {
 }
 
 type buildBody struct {
-	BuildID     string    `json:"buildID"`
-	Status      string    `json:"status"`
-	CreatedAt   time.Time `json:"createdAt"`
-	UpdatedAt   time.Time `json:"updatedAt"`
-	FinishedAt  time.Time `json:"finishedAt"`
-	CPUCount    int       `json:"cpuCount"`
-	MemoryMB    int       `json:"memoryMB"`
-	DiskSizeMB  int       `json:"diskSizeMB"`
-	EnvdVersion string    `json:"envdVersion"`
+	BuildID     string     `json:"buildID"`
+	Status      string     `json:"status"`
+	CreatedAt   time.Time  `json:"createdAt"`
+	UpdatedAt   time.Time  `json:"updatedAt"`
+	FinishedAt  *time.Time `json:"finishedAt,omitempty"`
+	CPUCount    int        `json:"cpuCount"`
+	MemoryMB    int        `json:"memoryMB"`
+	DiskSizeMB  int        `json:"diskSizeMB"`
+	EnvdVersion string     `json:"envdVersion,omitempty"`
 }
 
 type templateBuildsBody struct {
@@ -196,10 +201,9 @@ func (s *Server) getTemplate(c *call) (answer, error) {
 			next = l.cursor(lifecycle.Cursor{At: last.CreatedAt, ID: last.BuildID})
 			break
 		}
-		at := b.CreatedAt.UTC()
 		body.Builds = append(body.Builds, buildBody{
-			BuildID: b.ID, Status: buildStatus, CreatedAt: at, UpdatedAt: at, FinishedAt: at,
-			CPUCount: b.CPUs, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB, EnvdVersion: b.Settings.EnvdVersion,
+			BuildID: b.ID, Status: buildStatus(b.State), CreatedAt: b.CreatedAt.UTC(), UpdatedAt: b.UpdatedAt.UTC(), FinishedAt: timeOrNull(b.FinishedAt),
+			CPUCount: b.CPUs, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB, EnvdVersion: b.EnvdVersion,
 		})
 	}
 	return ok(body).with(nextHeader, next), nil
@@ -258,5 +262,5 @@ func (s *Server) deleteTemplate(c *call) (answer, error) {
 	if err := c.checked(); err != nil {
 		return answer{}, err
 	}
-	return done, s.engine.DeleteSnapshot(c.ctx, c.team, ref.String())
+	return done, s.builds.Delete(c.ctx, c.team, ref.String())
 }

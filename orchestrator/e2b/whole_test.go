@@ -22,6 +22,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/cubesandbox/cube/orchestrator/admission"
+	"github.com/cubesandbox/cube/orchestrator/audit"
+	"github.com/cubesandbox/cube/orchestrator/builds"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/health"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
@@ -128,6 +130,8 @@ func (guests) Metrics(context.Context, netip.Addr, string) (lifecycle.Metric, er
 type whole struct {
 	http.Handler
 	machines    *machines
+	builder     *builder
+	builds      *builds.Service
 	blue, green string
 	stop        func() // the engine
 }
@@ -168,7 +172,16 @@ func newWhole(t *testing.T) *whole {
 		Ready:   func(context.Context) health.Report { return health.Report{Ready: true} },
 		Timeout: func(d time.Duration) time.Duration { return d },
 	})
-	s.Open(e, d, d)
+	uploads, err := builds.OpenUploads(filepath.Join(dir, "uploads"), 64<<10, 256<<10)
+	must(err)
+	w.builder = &builder{}
+	w.builds = builds.New(d, e, w.builder, uploads, builds.Options{
+		Log: log, Audit: audit.Nowhere{}, Timeout: func(d time.Duration) time.Duration { return d }, Concurrency: 1, MaxTemplates: 5, MaxBuilds: 3, MaxCPUs: 16, MaxMemoryMB: 8192, DiskMB: 512, Version: "test",
+		Digest: func(context.Context, string) (string, error) { return "sha256:one", nil },
+	})
+	must(w.builds.Open(t.Context()))
+	t.Cleanup(w.builds.Close)
+	s.Open(e, d, d, w.builds)
 	w.Handler = s.Handler()
 	return w
 }

@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"runtime"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/cubesandbox/cube/orchestrator/admission"
+	"github.com/cubesandbox/cube/orchestrator/builds"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/e2b"
 	"github.com/cubesandbox/cube/orchestrator/guests"
@@ -64,16 +67,41 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 		return err
 	}
 	s.undo.Push(func() error { s.engine.Close(); return nil })
-	builder := &templates.Builder{Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Room: s.engine, Engine: s.engine, Version: s.Version}
+	builder := &templates.Builder{Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Room: s.engine, Version: s.Version}
 	if err := builder.Open(ctx); err != nil {
 		return err
 	}
-	s.api.OpenTemplates(builder)
-	s.openTeams(m, builder)
 	if err := s.engine.Open(ctx); err != nil {
 		return err
 	}
+	if err := s.openBuilds(ctx, builder, c); err != nil {
+		return err
+	}
+	s.openTeams(m, builder)
 	s.board.SetProbe("sandboxes", func(context.Context) error { return s.engine.Ready() })
+	return nil
+}
+
+// openBuilds has templates be built, which go on in their order if they were waiting for their turn.
+func (s *stack) openBuilds(ctx context.Context, b *templates.Builder, c *sandbox.Client) error {
+	t := s.cfg.Templates
+	uploads, err := builds.OpenUploads(s.cfg.UploadDir(), int64(t.MaxUpload), int64(t.Uploads))
+	if err != nil {
+		return err
+	}
+	cpus := s.cfg.VM.MaxVCPUs
+	if cpus == 0 {
+		cpus = runtime.NumCPU()
+	}
+	s.builds = builds.New(s.db, s.engine, b, uploads, builds.Options{
+		Log: s.Log.With("part", "templates"), Audit: s.audit, Timeout: s.cfg.Timeout, Concurrency: t.Concurrency, MaxTemplates: t.MaxTemplates, MaxBuilds: t.MaxBuilds,
+		MaxCPUs: cpus, MaxMemoryMB: int(s.cfg.VM.MaxMemory / units.MiB), DiskMB: int(s.cfg.Store.DiskSize / units.MiB), Version: b.Version, Digest: c.Digest,
+	})
+	s.undo.Push(func() error { s.builds.Close(); return nil })
+	if err := s.builds.Open(ctx); err != nil {
+		return err
+	}
+	s.api.OpenTemplates(s.builds)
 	return nil
 }
 
@@ -140,6 +168,6 @@ func (s *stack) proxyMetrics() ([]*dto.MetricFamily, error) {
 // openE2B has E2B's API do what it is asked for.
 func (s *stack) openE2B(context.Context) error {
 	s.metrics.MustRegister(s.engine)
-	s.e2b.Open(s.engine, s.db, s.db)
+	s.e2b.Open(s.engine, s.db, s.db, s.builds)
 	return nil
 }

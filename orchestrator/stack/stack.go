@@ -23,6 +23,7 @@ import (
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/orchestrator/api"
 	"github.com/cubesandbox/cube/orchestrator/audit"
+	"github.com/cubesandbox/cube/orchestrator/builds"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/e2b"
 	"github.com/cubesandbox/cube/orchestrator/health"
@@ -72,6 +73,7 @@ type stack struct {
 	audit      *audit.Log
 	db         *db.DB
 	engine     *lifecycle.Engine
+	builds     *builds.Service
 	proxy      atomic.Pointer[keeper.Keeper] // once it is started
 	e2b        *e2b.Server
 	metrics    *prometheus.Registry // that the E2B API serves

@@ -35,8 +35,9 @@ func (s *stack) openTeams(m *machines.Machines, b *templates.Builder) {
 // assets are all that teams have on this host, in the order in which it can be removed. A package that keeps something else for teams
 // has it here, or a purge says that something is left.
 func (s *stack) assets(m *machines.Machines, b *templates.Builder) []teams.Asset {
-	sandboxes, builds := s.engine.Assets()
+	sandboxes, snapshots := s.engine.Assets()
+	jobs, uploads := s.builds.Assets()
 	layers := b.Asset()
-	sandboxes.Left, builds.Left, layers.Left = m.Left, m.LeftSnapshots, m.LeftSnapshots
-	return []teams.Asset{sandboxes, builds, layers, m.Asset()}
+	sandboxes.Left, snapshots.Left, layers.Left = m.Left, m.LeftSnapshots, m.LeftSnapshots
+	return []teams.Asset{jobs, sandboxes, snapshots, layers, uploads, m.Asset()}
 }

@@ -79,13 +79,10 @@ func (b *Builder) plan(ctx context.Context, r Recipe, tell Report) (*plan, error
 	if err := r.complete(b.Config); err != nil {
 		return nil, err
 	}
-	if len(r.Steps) > maxSteps {
-		return nil, invalid("a template can have %d steps, not %d", maxSteps, len(r.Steps))
-	}
-	p := &plan{Recipe: r, First: place{User: r.User, Workdir: r.Workdir}}
-	if err := p.walk(nil); err != nil { // what is wrong with it whatever the image has
+	if err := r.CheckSteps(); err != nil {
 		return nil, err
 	}
+	p := &plan{Recipe: r, First: place{User: r.User, Workdir: r.Workdir}}
 	var err error
 	if r.Base != nil {
 		p.foundation, err = onBuild(r.Base)
@@ -101,6 +98,16 @@ func (b *Builder) plan(ctx context.Context, r Recipe, tell Report) (*plan, error
 	}
 	p.Sum = digest(cacheVersion, r.Team, p.Digest, build, r.User, r.Workdir, r.DiskMB)
 	return p, p.walk(p.Env)
+}
+
+// CheckSteps tells what is wrong with the steps whatever the recipe begins with: errdefs.ErrInvalidArgument, in a *Failure if it is
+// one of them.
+func (r Recipe) CheckSteps() error {
+	if len(r.Steps) > maxSteps {
+		return invalid("a template can have %d steps, not %d", maxSteps, len(r.Steps))
+	}
+	p := &plan{Recipe: r, First: place{User: r.User, Workdir: r.Workdir}}
+	return p.walk(nil)
 }
 
 // complete checks a recipe, and fills in what it leaves to its base.

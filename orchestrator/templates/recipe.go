@@ -57,12 +57,12 @@ const (
 
 // Step is one of a recipe's.
 type Step struct {
-	Type StepType
-	Args []string
+	Type StepType `json:"type"`
+	Args []string `json:"args"`
 	// Files is the SHA-256 sum, in hexadecimal digits, that the client has made of what a Copy copies: it names an upload.
-	Files string
+	Files string `json:"files,omitempty"`
 	// Force has this step and those after it done, whatever is in the cache.
-	Force bool
+	Force bool `json:"force,omitempty"`
 }
 
 // Made is what a template's build has become.

@@ -6,18 +6,12 @@ package templates
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"math"
 	"net/netip"
-	"regexp"
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/admission"
-	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/guests"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 	"github.com/cubesandbox/cube/orchestrator/machines"
@@ -32,55 +26,6 @@ const (
 	// undoTimeout bounds the removal of a machine.
 	undoTimeout = 30 * time.Second
 )
-
-// Request asks for a template.
-type Request struct {
-	// Team owns it; Name is [a-z0-9_-]+, Tag "" the default one.
-	Team, Name, Tag string
-	// Public: all teams may use it.
-	Public bool
-	// Image is the one that it is made of, by a name that containerd knows.
-	Image string
-	// CPUs, MemoryMB and DiskMB (both MiB) are those of its sandboxes. No disk is one of the configured size.
-	CPUs, MemoryMB, DiskMB int
-	// User and Workdir are the defaults of commands and files; "" is root, and the user's home.
-	User, Workdir string
-	// Hook is told who each sandbox is before anybody else gets to it; nil is none.
-	Hook *db.Hook
-	// Run is a command line of the default user's shell that runs when the machine is saved, so that it runs in each sandbox
-	// already, and one of that shell's that succeeds when it is ready; "" are none.
-	Run, Ready string
-	// Start is a command line that is started afresh in each sandbox; "" is none.
-	Start string
-}
-
-func (r Request) check() error {
-	why := ""
-	switch {
-	case r.CPUs < 1 || r.MemoryMB < 1:
-		why = "a template has CPUs and memory"
-	case r.Run == "" && r.Ready != "":
-		why = "there is no command (--run) that would be ready"
-	case r.Hook != nil && r.Run == "":
-		why = "there is no command (--run) that would serve the init hook"
-	case r.Hook != nil && (r.Hook.Port < 1 || r.Hook.Port > math.MaxUint16 || r.Hook.Port == guests.Port):
-		why = fmt.Sprintf("the init hook's port can't be %d", r.Hook.Port)
-	case r.Hook != nil && !hookPath.MatchString(r.Hook.Path):
-		why = fmt.Sprintf("the init hook's path can't be %q: /WORD/WORD, say, of letters, digits and ._~-", r.Hook.Path)
-	default:
-		return nil
-	}
-	return errdefs.ErrInvalidArgument.WithMessage("template " + r.Name + ": " + why)
-}
-
-// hookPath are paths that need no escape.
-var hookPath = regexp.MustCompile(`^/[A-Za-z0-9/._~-]{0,1000}$`)
-
-// Result is a template that has been made.
-type Result struct {
-	Template string `json:"template"` // its id
-	Build    string `json:"build"`
-}
 
 // Machines are those of this host.
 type Machines interface {
@@ -120,32 +65,9 @@ type Builder struct {
 	Guests   Guests
 	Layers   Layers
 	Room     Room
-	Engine   *lifecycle.Engine
 	// Version is what templates are said to be made by.
 	Version string
 
 	mu    sync.Mutex
 	users map[string]int // of layers, by snapshot
-}
-
-// Build makes a template of an image, or another build of the one that has the name.
-func (b *Builder) Build(ctx context.Context, r Request) (res Result, err error) {
-	if _, err := db.ParseRef(r.Name); err != nil {
-		return Result{}, err
-	}
-	if err := r.check(); err != nil {
-		return Result{}, err
-	}
-	if r.User == "" {
-		r.User = "root"
-	}
-	recipe := Recipe{Team: r.Team, Image: r.Image, User: r.User, Workdir: r.Workdir, Run: r.Run, Ready: r.Ready, Start: r.Start, Hook: r.Hook,
-		CPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB}
-	res.Template, res.Build, err = b.Engine.Build(ctx, lifecycle.Build{
-		Team: r.Team, Name: r.Name, Tag: r.Tag, Public: r.Public, CPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB,
-	}, func(ctx context.Context, snapshot string) (db.Settings, int, error) {
-		made, err := b.Make(ctx, recipe, nil, func(string, lifecycle.Level, string) {}, snapshot)
-		return made.Settings, made.DiskMB, err
-	})
-	return res, err
 }

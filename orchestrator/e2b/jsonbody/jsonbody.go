@@ -164,6 +164,11 @@ func (o *Object) Strings(name string) []string {
 	return list(o, name, text, func(_ string, v *value) string { return v.text })
 }
 
+// Objects is a member that is an array of objects.
+func (o *Object) Objects(name string) []*Object {
+	return list(o, name, object, func(at string, v *value) *Object { return o.doc.object(join(o.path, at), v) })
+}
+
 // Ints is a member that is an array of integers in a range.
 func (o *Object) Ints(name string, least, most int) []int {
 	return list(o, name, number, func(at string, v *value) int { return o.integer(at, v, least, most) })

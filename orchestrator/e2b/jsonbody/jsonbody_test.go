@@ -17,6 +17,9 @@ func read(o *Object) (all []any) {
 	sub := o.Object("o")
 	all = []any{o.String("s"), o.Int("i", 7, 0, math.MaxInt32), o.Bool("b", true), o.Strings("l"), o.Ints("p", 1, 65535), o.StringMap("m"), sub.String("in")}
 	sub.Refuse("no", "it isn't supported")
+	for _, item := range o.Objects("a") {
+		all = append(all, item.String("in"))
+	}
 	return all
 }
 
@@ -25,7 +28,8 @@ func TestRead(t *testing.T) {
 		`{"s":"x"}`: {"x", 7, true, []string(nil), []int(nil), map[string]string(nil), ""},
 		` {"s":"x","i":null,"b":null,"l":null,"p":null,"m":null,"o":null} `:                                {"x", 7, true, []string(nil), []int(nil), map[string]string(nil), ""},
 		`{"s":"","i":0,"b":false,"l":["a",""],"p":[1,65535],"m":{"a b":"c","":""},"o":{"in":"y","no":{}}}`: {"", 0, false, []string{"a", ""}, []int{1, 65535}, map[string]string{"a b": "c", "": ""}, "y"},
-		`{"s":"\u00e9","l":[],"p":[],"m":{},"o":{"no":[]}}`:                                                {"é", 7, true, []string{}, []int{}, map[string]string{}, ""},
+		`{"s":"x","a":[{"in":"y"},{}]}`:                     {"x", 7, true, []string(nil), []int(nil), map[string]string(nil), "", "y", ""},
+		`{"s":"\u00e9","l":[],"p":[],"m":{},"o":{"no":[]}}`: {"é", 7, true, []string{}, []int{}, map[string]string{}, ""},
 	} {
 		o, err := Parse([]byte(body))
 		if err != nil {
@@ -66,6 +70,10 @@ func TestRefused(t *testing.T) {
 		`{"s":"x","o":{"in":{}}}`:          `o.in: it is an object, it must be a string`,
 		`{"s":"x","o":{"no":false}}`:       `o.no: it isn't supported`,
 		`{"s":"x","o":{"no":[1]}}`:         `o.no: it isn't supported`,
+		`{"s":"x","a":{}}`:                 `a: it is an object, it must be an array`,
+		`{"s":"x","a":[{},1]}`:             `a[1]: it is a number, it must be an object`,
+		`{"s":"x","a":[{},{"in":1}]}`:      `a[1].in: it is a number, it must be a string`,
+		`{"s":"x","a":[{"what":1}]}`:       `a[0].what: unknown field`,
 		`{"s":"x","what":1}`:               `what: unknown field`,
 		`{"s":"x","what":null}`:            `what: unknown field`,
 		`{"s":"x","a\nb: c":1}`:            `"a\nb: c": unknown field`,

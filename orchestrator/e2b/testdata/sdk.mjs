@@ -4,7 +4,7 @@
 import assert from 'node:assert/strict'
 
 const [file, apiUrl, apiKey] = process.argv.slice(2)
-const { Sandbox, Template, AuthenticationError, InvalidArgumentError, NotFoundError, SandboxError, SandboxNotFoundError, ServiceBusyError, ALL_TRAFFIC } = await import(file)
+const { Sandbox, Template, AuthenticationError, BuildError, InvalidArgumentError, NotFoundError, SandboxError, SandboxNotFoundError, ServiceBusyError, ALL_TRAFFIC } = await import(file)
 const opts = { apiUrl, apiKey }
 const none = 'inone'
 // isShort: the machine has no room, for which 2.45 has no class of its own.
@@ -140,7 +140,24 @@ await test('templates', async () => {
   assert.equal(await Template.exists('name1', opts), true)
   assert.equal(await Template.exists('none', opts), false)
   assert.deepEqual((await Template.getTags('name1', opts)).map((t) => t.tag), ['default'])
-  await assert.rejects(Template.build(Template().fromImage('debian'), 'mine', opts), /501|can't be built/)
+  // One that tells of each step; a command "fail" fails.
+  const lines = []
+  const build = (template, name, more) => Template.build(template, name, { ...opts, cpuCount: 2, memoryMB: 512, onBuildLogs: (l) => lines.push(l.message), ...more })
+  const whole = () => Template({ fileContextPath: import.meta.dirname }).fromImage('debian').setEnvs({ A: '1' }).setWorkdir('/app').copy('*.mjs', 'in/', { mode: 0o600 }).runCmd('make').setUser('user').setStartCmd('serve', 'true')
+  const first = await build(whole(), 'mine:v1', { tags: ['stable'] })
+  assert.deepEqual(first.tags, ['v1', 'stable'])
+  assert(lines.some((l) => /^Uploaded/.test(l)) && lines.some((l) => l === 'RUN ["make"]'), lines.join('\n'))
+  lines.length = 0
+  const second = await build(whole().skipCache(), 'mine')
+  assert.equal(second.templateId, first.templateId)
+  assert(lines.some((l) => /already cached/.test(l)))
+  const failing = Template().fromTemplate('mine').runCmd('make').runCmd('fail')
+  await assert.rejects(build(failing, 'failing'), (e) => e instanceof BuildError && /exit status 3/.test(e.message) && /sdk\.mjs/.test(e.stack))
+  await assert.rejects(build(Template().fromImage('debian').setStartCmd('serve', 'never'), 'failing'), /isn't ready: exit status 1/)
+  await assert.rejects(build(Template().fromImage('debian'), 'mine', { cpuCount: 3 }), /400: .*CPU count must be 1 or an even number/)
+  assert.equal((await Template.assignTags('mine:v1', ['production'], opts)).buildId, first.buildId)
+  await Template.removeTags('mine', ['stable'], opts)
+  assert.deepEqual((await Template.getTags('mine', opts)).map((t) => t.tag), ['default', 'production', 'v1'])
 })
 
 await test('errors', async () => {

@@ -1,0 +1,214 @@
+package builds
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// tarOf is a tar with a file of random bytes, gzipped or not.
+func tarOf(t *testing.T, size int, zip bool) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	var out io.Writer = &b
+	z := gzip.NewWriter(&b)
+	if zip {
+		out = z
+	}
+	content := make([]byte, size)
+	_, _ = rand.Read(content)
+	w := tar.NewWriter(out)
+	err := w.WriteHeader(&tar.Header{Name: "f", Mode: 0o644, Size: int64(size)})
+	_, werr := w.Write(content)
+	if err = errors.Join(err, werr, w.Close()); zip {
+		err = errors.Join(err, z.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func sumOf(n int) string { return fmt.Sprintf("%064x", n) }
+
+// there are the sums of those of a team's first files that are there.
+func there(u *Uploads, team string) (s string) {
+	for n := range 10 {
+		if u.Has(team, sumOf(n)) {
+			s += fmt.Sprint(n)
+		}
+	}
+	return s
+}
+
+// files are those below a directory.
+func files(t *testing.T, dir string) (n int) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			n++
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestUploads: files are kept by team and sum over restarts, in bounds, those that are needed longest.
+func TestUploads(t *testing.T) {
+	dir, ctx := t.TempDir(), t.Context()
+	open := func() *Uploads {
+		t.Helper()
+		u, err := OpenUploads(dir, 100<<10, 250<<10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	u := open()
+	put := func(team string, n int, b []byte) error {
+		return u.Put(ctx, team, sumOf(n), bytes.NewReader(b), int64(len(b)))
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	zipped := tarOf(t, 70<<10, true)
+	for n := range 3 {
+		must(put("blue", n, zipped))
+	}
+	if got := there(u, "blue"); got != "012" {
+		t.Errorf("there are %s", got)
+	}
+	if u.Has("green", sumOf(0)) {
+		t.Error("another team has it")
+	}
+	read := func(n int) []byte {
+		t.Helper()
+		f, err := u.Open(ctx, "blue", sumOf(n))
+		must(err)
+		defer f.Close()
+		b, err := io.ReadAll(f)
+		must(err)
+		return b
+	}
+	if !bytes.Equal(read(0), zipped) { // and 1 is what wasn't used for longest
+		t.Error("it has other bytes")
+	}
+	must(put("green", 5, zipped))
+	if got := there(u, "blue") + there(u, "green"); got != "025" {
+		t.Errorf("there are %s", got)
+	}
+	if n := files(t, dir); n != 3 {
+		t.Errorf("%d files", n)
+	}
+	// What builds need stays.
+	release, missing := u.pin("blue", []string{sumOf(0), sumOf(2)})
+	if missing != "" {
+		t.Fatal(missing)
+	}
+	if _, missing := u.pin("blue", []string{sumOf(0), sumOf(1)}); missing != sumOf(1) {
+		t.Errorf("%s is missing", missing)
+	}
+	must(put("blue", 0, zipped)) // in the place of what is needed
+	must(put("green", 6, zipped))
+	if got := there(u, "blue") + there(u, "green"); got != "026" {
+		t.Errorf("there are %s", got)
+	}
+	again, _ := u.pin("green", []string{sumOf(6)})
+	if err := put("green", 7, zipped); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "templates.uploads") {
+		t.Errorf("without room: %v", err)
+	}
+	again()
+	release()
+	release()
+	// The next service finds them, and not what wasn't whole.
+	must(os.WriteFile(filepath.Join(dir, "blue", "."+sumOf(8)+".1"), zipped, 0o600))
+	must(os.WriteFile(filepath.Join(dir, "stray"), zipped, 0o600))
+	must(os.WriteFile(filepath.Join(dir, "blue", sumOf(2)+".later"), zipped[:10], 0o600))
+	must(os.Chtimes(filepath.Join(dir, "blue", sumOf(2)+".later"), time.Now().Add(time.Hour), time.Now().Add(time.Hour)))
+	u = open()
+	if got := there(u, "blue") + there(u, "green"); got != "026" || files(t, dir) != 3 || len(read(2)) != 10 {
+		t.Errorf("there are %s, in %d files", got, files(t, dir))
+	}
+	// A tar that isn't gzipped is.
+	plain := tarOf(t, 20<<10, false)
+	must(put("blue", 9, plain))
+	z, err := gzip.NewReader(bytes.NewReader(read(9)))
+	must(err)
+	if b, err := io.ReadAll(z); err != nil || !bytes.Equal(b, plain) {
+		t.Errorf("%d bytes of it, %v", len(b), err)
+	}
+	if f, err := u.Open(ctx, "blue", sumOf(7)); !errdefs.IsNotFound(err) {
+		t.Errorf("%v, %v", f, err)
+	}
+}
+
+// TestPutRefuses: what isn't a whole tar of bounded size leaves nothing.
+func TestPutRefuses(t *testing.T) {
+	dir := t.TempDir()
+	u, err := OpenUploads(dir, 64<<10, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := tarOf(t, 1000, true)
+	var bomb bytes.Buffer
+	z := gzip.NewWriter(&bomb)
+	w := tar.NewWriter(z)
+	_ = w.WriteHeader(&tar.Header{Name: "zeros", Size: 2 << 20})
+	_, _ = w.Write(make([]byte, 2<<20))
+	_, _ = w.Close(), z.Close()
+	var empty bytes.Buffer
+	e := gzip.NewWriter(&empty)
+	_ = e.Close()
+	cut, stop := context.WithCancel(t.Context())
+	stop()
+	for name, c := range map[string]struct {
+		ctx  context.Context
+		body io.Reader
+		size int64
+		is   func(error) bool
+		says string
+	}{
+		"nothing":         {t.Context(), bytes.NewReader(nil), 0, errdefs.IsInvalidArgument, "nothing in it"},
+		"an empty gzip":   {t.Context(), &empty, -1, errdefs.IsInvalidArgument, "nothing in it"},
+		"text":            {t.Context(), strings.NewReader(strings.Repeat("hello ", 200)), 1200, errdefs.IsInvalidArgument, "isn't a tar"},
+		"half":            {t.Context(), bytes.NewReader(whole[:600]), -1, errdefs.IsInvalidArgument, "isn't a tar"},
+		"half, plain":     {t.Context(), bytes.NewReader(tarOf(t, 1000, false)[:700]), -1, errdefs.IsInvalidArgument, "isn't a tar"},
+		"more":            {t.Context(), io.MultiReader(bytes.NewReader(whole), strings.NewReader("more")), -1, errdefs.IsInvalidArgument, "isn't a tar"},
+		"large":           {t.Context(), bytes.NewReader(tarOf(t, 70<<10, true)), -1, errdefs.IsOutOfRange, "64KiB"},
+		"said to be":      {t.Context(), bytes.NewReader(whole), 65 << 10, errdefs.IsOutOfRange, "64KiB"},
+		"a bomb":          {t.Context(), &bomb, -1, errdefs.IsInvalidArgument, "655360 bytes without its compression"},
+		"a client's end":  {t.Context(), io.MultiReader(bytes.NewReader(whole[:500]), failing{}), -1, errdefs.IsInvalidArgument, "didn't come whole: connection reset"},
+		"a request's end": {cut, bytes.NewReader(whole), -1, func(err error) bool { return errors.Is(err, context.Canceled) }, "canceled"},
+	} {
+		err := u.Put(c.ctx, "blue", sumOf(1), c.body, c.size)
+		if !c.is(err) || !strings.Contains(fmt.Sprint(err), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n := files(t, dir); n > 0 || u.used != 0 || u.Has("blue", sumOf(1)) {
+			t.Errorf("%s: %d files are left, %d bytes counted", name, n, u.used)
+		}
+	}
+}
+
+// failing is a client that is gone.
+type failing struct{}
+
+func (failing) Read([]byte) (int, error) { return 0, errors.New("connection reset") }
