@@ -118,7 +118,7 @@ func newApp() *cli.App {
 		Commands: []*cli.Command{
 			upCommand(), downCommand(), statusCommand(), doctorCommand(),
 			runCommand(), execCommand(), psCommand(), logsCommand(), stopCommand(), rmCommand(), imageCommand(),
-			snapshotCommand(), pauseCommand(), resumeCommand(), cloneCommand(), rollbackCommand(), dfCommand(), pruneCommand(), networkCommand(),
+			snapshotCommand(), pauseCommand(), resumeCommand(), cloneCommand(), rollbackCommand(), dfCommand(), pruneCommand(), capacityCommand(), networkCommand(),
 			templateCommand(), keyCommand(), teamCommand(), auditCommand(), caCommand(), sshCommand(), portForwardCommand(), batchCommand(), benchCommand(), proxyCommand(),
 		},
 	}

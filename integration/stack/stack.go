@@ -167,6 +167,8 @@ log_level = "debug"
 [store]
 size = %q
 disk_size = "4GiB"
+[limits.team.limited]
+running = 2
 [network]
 dns_upstreams = [%q]
 [templates]
