@@ -116,12 +116,12 @@ func (p *pool) lasts(d *demand, now time.Time) time.Duration {
 	return time.Duration(math.Log2(level/least)*float64(halfLife)) + time.Millisecond // of rounding
 }
 
-// take takes a member of a build out of those that can be claimed; nil if there is none. That it was asked for is noted.
+// take takes a member of a build out of those that can be claimed; nil if there is none. That it was asked for is noted. Whoever has
+// made a sandbox of it, or starts a machine for want of one, pokes the pool when that is done.
 func (p *pool) take(b db.Build) *member {
 	if p.MaxMemory == 0 {
 		return nil
 	}
-	defer p.poke()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.want(b, 1)

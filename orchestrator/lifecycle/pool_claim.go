@@ -21,6 +21,7 @@ func (u unfit) Unwrap() error { return u.error }
 
 // fromPool makes the sandbox of a new row of a member of the pool. ok is false if there is none for it, or none that works.
 func (e *Engine) fromPool(ctx context.Context, r *row, m *member) (sb Sandbox, ok bool, err error) {
+	defer e.pool.poke() // only then is another one made in its place
 	claimed := r.clone()
 	claimed.ID = m.id
 	err = e.stage(ctx, stageCreate, m.id, func(ctx context.Context) (err error) {
