@@ -57,6 +57,9 @@ type Limits struct {
 	Disk    Size `toml:"disk"`
 	// Snapshots is how many snapshots of sandboxes there are.
 	Snapshots int `toml:"snapshots"`
+	// Templates is how many templates there are, Builds how many builds of them that aren't over.
+	Templates int `toml:"templates"`
+	Builds    int `toml:"builds"`
 	// CreatesPerMinute is how many sandboxes are made in a minute, forks included, CreateBurst how many of them at once.
 	CreatesPerMinute int `toml:"creates_per_minute"`
 	CreateBurst      int `toml:"create_burst"`
@@ -71,11 +74,13 @@ type TeamLimits struct {
 	Memory           *Size `toml:"memory"`
 	Disk             *Size `toml:"disk"`
 	Snapshots        *int  `toml:"snapshots"`
+	Templates        *int  `toml:"templates"`
+	Builds           *int  `toml:"builds"`
 	CreatesPerMinute *int  `toml:"creates_per_minute"`
 	CreateBurst      *int  `toml:"create_burst"`
 }
 
-func defaultLimits() Limits { return Limits{CreateBurst: 20} }
+func defaultLimits() Limits { return Limits{Templates: 100, Builds: 8, CreateBurst: 20} }
 
 // maxCreates is more than any host makes in a minute.
 const maxCreates = 1_000_000
@@ -101,7 +106,7 @@ func (l *Limits) validate() error {
 func (l *Limits) check(section string) error {
 	for key, v := range map[string]int64{
 		"running": int64(l.Running), "vcpus": int64(l.VCPUs), "memory": int64(l.Memory), "disk": int64(l.Disk), "snapshots": int64(l.Snapshots),
-		"creates_per_minute": int64(l.CreatesPerMinute),
+		"templates": int64(l.Templates), "builds": int64(l.Builds), "creates_per_minute": int64(l.CreatesPerMinute),
 	} {
 		if v < 0 {
 			return fmt.Errorf("%s.%s = %d must be 0 or more", section, key, v)
@@ -126,6 +131,8 @@ func (l *Limits) Of(team string) (limits Limits, own map[string]bool) {
 	override(&limits.Memory, t.Memory, own, "memory")
 	override(&limits.Disk, t.Disk, own, "disk")
 	override(&limits.Snapshots, t.Snapshots, own, "snapshots")
+	override(&limits.Templates, t.Templates, own, "templates")
+	override(&limits.Builds, t.Builds, own, "builds")
 	override(&limits.CreatesPerMinute, t.CreatesPerMinute, own, "creates_per_minute")
 	override(&limits.CreateBurst, t.CreateBurst, own, "create_burst")
 	return limits, own

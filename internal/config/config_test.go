@@ -98,7 +98,7 @@ func TestLoad(t *testing.T) {
 		{name: "limits", file: "[limits]\nrunning = 20\nmemory = '8GiB'\n[limits.team.blue]\nrunning = 0\ncreates_per_minute = 30\n", check: func(c *Config) bool {
 			red, none := c.Limits.Of("red")
 			blue, own := c.Limits.Of("blue")
-			return red.Running == 20 && red.CreatesPerMinute == 0 && len(none) == 0 && blue.Running == 0 && blue.Memory == 8<<30 && blue.CreatesPerMinute == 30 &&
+			return red.Running == 20 && red.Builds == 8 && red.CreatesPerMinute == 0 && len(none) == 0 && blue.Running == 0 && blue.Memory == 8<<30 && blue.CreatesPerMinute == 30 &&
 				blue.CreateBurst == 20 && own["running"] && own["creates_per_minute"] && len(own) == 2
 		}},
 		{name: "negative limit", file: "[limits]\nrunning = -1\n", err: "limits.running = -1"},

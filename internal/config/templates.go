@@ -18,9 +18,6 @@ type Templates struct {
 	ReadyTimeout Duration `toml:"ready_timeout"`
 	// Concurrency is how many builds go on at once; others wait for their turn.
 	Concurrency int `toml:"concurrency"`
-	// MaxTemplates and MaxBuilds are how many templates a team may have, and how many builds that aren't done; 0 = any number.
-	MaxTemplates int `toml:"max_templates"`
-	MaxBuilds    int `toml:"max_builds"`
 	// MaxUpload and Uploads bound one file that a client uploads for a build, and what all of them take.
 	MaxUpload Size `toml:"max_upload"`
 	Uploads   Size `toml:"uploads"`
@@ -28,7 +25,7 @@ type Templates struct {
 
 func defaultTemplates() Templates {
 	return Templates{
-		Cache: 4 * units.GiB, ReadyTimeout: Duration(5 * time.Minute), Concurrency: max(1, runtime.NumCPU()/2), MaxTemplates: 100, MaxBuilds: 8,
+		Cache: 4 * units.GiB, ReadyTimeout: Duration(5 * time.Minute), Concurrency: max(1, runtime.NumCPU()/2),
 		MaxUpload: units.GiB, Uploads: 8 * units.GiB,
 	}
 }
@@ -39,8 +36,6 @@ func (t *Templates) validate() error {
 		return fmt.Errorf("templates.ready_timeout = %q must be at least a second", time.Duration(t.ReadyTimeout))
 	case t.Concurrency < 1:
 		return fmt.Errorf("templates.concurrency = %d must be at least 1", t.Concurrency)
-	case t.MaxTemplates < 0 || t.MaxBuilds < 0:
-		return fmt.Errorf("templates.max_templates = %d and templates.max_builds = %d must be 0 or more", t.MaxTemplates, t.MaxBuilds)
 	case t.MaxUpload < units.MiB || t.Uploads < t.MaxUpload:
 		return fmt.Errorf("templates.max_upload = %s must be at least 1MiB, and templates.uploads = %s as large", t.MaxUpload, t.Uploads)
 	}

@@ -69,9 +69,10 @@ func (s *Service) Create(ctx context.Context, r Request) (Created, error) {
 	if err := s.size(&c, r.FreeDiskMB); err != nil {
 		return Created{}, err
 	}
+	limits, _ := s.Limits.Of(r.Team)
 	c.Template, err = s.db.CreateJob(ctx, db.JobRequest{
 		ID: c.Build, Team: r.Team, Name: ref.Name, Template: newTemplateID(), Public: r.Public, Tags: c.Tags, CPUs: c.CPUs, MemoryMB: c.MemoryMB, DiskMB: c.DiskMB,
-		MaxTemplates: s.MaxTemplates, MaxJobs: s.MaxBuilds, Expired: Reason{Message: "nobody has said what is to be built"}.encode(),
+		MaxTemplates: limits.Templates, MaxJobs: limits.Builds, Expired: Reason{Message: "nobody has said what is to be built"}.encode(),
 	})
 	if err != nil {
 		return Created{}, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/templates"
@@ -41,8 +42,8 @@ type Options struct {
 	Timeout func(time.Duration) time.Duration
 	// Concurrency is how many builds go on at once, others wait.
 	Concurrency int
-	// MaxTemplates and MaxBuilds bound how many templates a team has, and how many of its builds are under way; 0 doesn't.
-	MaxTemplates, MaxBuilds int
+	// Limits bound how many templates a team has, and how many of its builds are under way.
+	Limits *config.Limits
 	// MaxCPUs and MaxMemoryMB are the most that a machine may have here; 0 is any.
 	MaxCPUs, MaxMemoryMB int
 	// DiskMB is the size of a sandbox's disk.

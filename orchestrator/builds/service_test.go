@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
@@ -131,7 +132,7 @@ func (s *stand) boot() {
 	u, err := OpenUploads(filepath.Join(s.dir, "uploads"), 1<<20, 4<<20)
 	s.must(err)
 	s.Service = New(s.engine.db, s.engine, s.maker, u, Options{
-		Log: slog.New(slog.DiscardHandler), Audit: audit.Nowhere{}, Timeout: func(d time.Duration) time.Duration { return d }, Concurrency: 2, DiskMB: 512, Version: "v1",
+		Log: slog.New(slog.DiscardHandler), Audit: audit.Nowhere{}, Timeout: func(d time.Duration) time.Duration { return d }, Concurrency: 2, Limits: &config.Limits{}, DiskMB: 512, Version: "v1",
 		Digest: func(_ context.Context, image string) (string, error) {
 			if image == "unknown" {
 				return "", errdefs.ErrNotFound

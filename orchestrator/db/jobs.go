@@ -135,9 +135,9 @@ func within(ctx context.Context, tx *sql.Tx, most int, what, query, team string)
 	if most == 0 || n < most {
 		return nil
 	}
-	out := "delete one, or raise templates.max_templates"
+	out := "delete one, or raise limits.templates"
 	if what == "builds" {
-		out = "wait for one to end or cancel it, or raise templates.max_builds"
+		out = "wait for one to end or cancel it, or raise limits.builds"
 	}
 	return errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("team %s has %d %s%s, which is all that it may: %s", team, n, what, map[bool]string{true: " under way"}[what == "builds"], out))
 }

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/builds"
@@ -176,7 +177,7 @@ func newWhole(t *testing.T) *whole {
 	must(err)
 	w.builder = &builder{}
 	w.builds = builds.New(d, e, w.builder, uploads, builds.Options{
-		Log: log, Audit: audit.Nowhere{}, Timeout: func(d time.Duration) time.Duration { return d }, Concurrency: 1, MaxTemplates: 5, MaxBuilds: 3, MaxCPUs: 16, MaxMemoryMB: 8192, DiskMB: 512, Version: "test",
+		Log: log, Audit: audit.Nowhere{}, Timeout: func(d time.Duration) time.Duration { return d }, Concurrency: 1, Limits: &config.Limits{Templates: 5, Builds: 3}, MaxCPUs: 16, MaxMemoryMB: 8192, DiskMB: 512, Version: "test",
 		Digest: func(context.Context, string) (string, error) { return "sha256:one", nil },
 	})
 	must(w.builds.Open(t.Context()))

@@ -94,7 +94,7 @@ func (s *stack) openBuilds(ctx context.Context, b *templates.Builder, c *sandbox
 		cpus = runtime.NumCPU()
 	}
 	s.builds = builds.New(s.db, s.engine, b, uploads, builds.Options{
-		Log: s.Log.With("part", "templates"), Audit: s.audit, Timeout: s.cfg.Timeout, Concurrency: t.Concurrency, MaxTemplates: t.MaxTemplates, MaxBuilds: t.MaxBuilds,
+		Log: s.Log.With("part", "templates"), Audit: s.audit, Timeout: s.cfg.Timeout, Concurrency: t.Concurrency, Limits: &s.cfg.Limits,
 		MaxCPUs: cpus, MaxMemoryMB: int(s.cfg.VM.MaxMemory / units.MiB), DiskMB: int(s.cfg.Store.DiskSize / units.MiB), Version: b.Version, Digest: c.Digest,
 	})
 	s.undo.Push(func() error { s.builds.Close(); return nil })
