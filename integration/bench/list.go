@@ -35,6 +35,8 @@ func (a asleep) All(context.Context) (map[string]lifecycle.Seen, error) { return
 
 func (a asleep) Look(_ context.Context, id string) (lifecycle.Seen, error) { return a.all[id], nil }
 
+func (asleep) Sweep(context.Context) error { return nil }
+
 func (asleep) Watch(ctx context.Context, ready func(), _ func(string)) error {
 	ready()
 	<-ctx.Done()
