@@ -88,6 +88,12 @@ func (s *Server) Handler() http.Handler {
 		mux.Handle(pattern, s.serve(func(*call) (answer, error) { return answer{}, errdefs.ErrNotImplemented.WithMessage(why) }))
 	}
 	return s.access(func(x *exchange, r *http.Request) {
+		if !s.enter() {
+			x.Header().Set("Connection", "close") // the next one finds the next server
+			s.refuse(x, r, errStopping)
+			return
+		}
+		defer s.leave()
 		if clean := path.Clean(r.URL.EscapedPath()); clean != r.URL.EscapedPath() { // the mux would redirect
 			s.refuse(x, r, noEndpoint(r))
 			return

@@ -117,6 +117,8 @@ func (s *stack) serveE2B(ctx context.Context) error {
 		Awaited: s.board.Awaited,
 		Metrics: s.metrics, MoreMetrics: prometheus.GathererFunc(s.proxyMetrics), MetricsFrom: s.cfg.API.MetricsFrom, Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
 	})
+	// It tells clients that the stack is being stopped until all else is.
+	s.undo.Push(s.e2b.Close)
 	s.group.Go(func() error { return s.e2b.Serve(s.life, l) })
 	return nil
 }
