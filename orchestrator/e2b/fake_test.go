@@ -422,8 +422,9 @@ func newTestServer(t testing.TB, change func(*Options)) (*Server, *fakeEngine) {
 		},
 		Awaited: func() string { return "containerd" },
 		Metrics: prometheus.NewRegistry(), MetricsFrom: loopback,
-		Log:     slog.New(slog.DiscardHandler),
-		Timeout: func(d time.Duration) time.Duration { return d },
+		MaxConnections: 100,
+		Log:            slog.New(slog.DiscardHandler),
+		Timeout:        func(d time.Duration) time.Duration { return d },
 	}
 	if change != nil {
 		change(&o)

@@ -90,6 +90,11 @@ func (s *Server) Handler() http.Handler {
 	return s.access(func(x *exchange, r *http.Request) {
 		if !s.enter() {
 			x.Header().Set("Connection", "close") // the next one finds the next server
+		if err := s.tooMany(r); err != nil {
+			x.Header().Set("Connection", "close")
+			s.refuse(x, r, err)
+			return
+		}
 			s.refuse(x, r, errStopping)
 			return
 		}

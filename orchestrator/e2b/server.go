@@ -43,7 +43,9 @@ type Options struct {
 	Metrics     *prometheus.Registry
 	MoreMetrics prometheus.Gatherer
 	MetricsFrom []netip.Prefix
-	Log         *slog.Logger
+	// MaxConnections is how many connections there may be at a time. Those beyond are answered that there are too many.
+	MaxConnections int
+	Log            *slog.Logger
 	// Timeout scales a deadline for this host.
 	Timeout func(time.Duration) time.Duration
 }
@@ -82,6 +84,7 @@ func New(o Options) *Server {
 		IdleTimeout:       s.timeout(idleTimeout),
 		MaxHeaderBytes:    headerLimit,
 		BaseContext:       func(net.Listener) context.Context { return requests },
+		ConnContext:       noteSurplus,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong below HTTP
 	}
 	return s
@@ -97,7 +100,7 @@ func (s *Server) Open(engine Engine, keys Keys, templates Templates) {
 // that takes too long; streams of events end at once. What comes later is refused, until Close. It is called once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	failed := make(chan error, 1)
-	go func() { failed <- s.http.Serve(l) }()
+	go func() { failed <- s.http.Serve(limit(l, s.options.MaxConnections)) }()
 	select {
 	case err := <-failed:
 		return err // it couldn't go on
