@@ -91,7 +91,8 @@ func Run(ctx context.Context, c Config) error {
 
 func newHandler(c Config) (http.Handler, error) {
 	store := &settings.Store{Users: users.System}
-	registry := &processes.Registry{Settings: store, Environ: []string{"PATH=" + os.Getenv("PATH")}}
+	registry := &processes.Registry{Settings: store, Environ: []string{"PATH=" + os.Getenv("PATH")}, Log: slog.Default()}
+	var journal owned.Journal
 	if c.Sandbox {
 		store.Dir, store.SetClock, store.Hosts = Dir, setClock, hosts.File
 		registry.Environ = os.Environ()
