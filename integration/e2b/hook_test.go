@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // hooked makes the template of TestHook: its server runs when it is saved, and a command is started in each sandbox.
@@ -17,7 +18,7 @@ func hooked(t *testing.T) {
 	}
 	args := []string{"template", "build", "--public", "--memory", "512", "--hook-port", "8000", "--hook-path", "/who",
 		"--run", "cat > server.py <<'EOF'\n" + string(server) + "EOF\nexec python3 server.py", "--ready", "pgrep -f '^python3 server'",
-		"--start", `echo "$KEY $E2B_SANDBOX_ID" >> started; exec sleep 7654`, "hooked", "cube.local/base:bookworm"}
+		"--start", `echo "$KEY $E2B_SANDBOX_ID" | tee -a started; exec sleep 7654`, "hooked", "cube.local/base:bookworm"}
 	if r := s.Cube(args...); r.Err != nil {
 		t.Fatal(r.Err)
 	}
@@ -70,6 +71,14 @@ func TestHook(t *testing.T) {
 		t.Errorf("by a create it was told %+v", got)
 	}
 	c.says(sb, "cat started; pgrep -c -x -f 'sleep 7654'; pgrep -c -f '^python3 server'", "one "+sb.ID+"\n1\n1")
+	var log struct{ Logs []struct{ Message string } }
+	s.Eventually(t, time.Minute, "what the start command writes", func() bool {
+		c.do("GET", "/v2"+at+"/logs?search=one", nil, &log, 200)
+		return len(log.Logs) > 0
+	})
+	if len(log.Logs) != 1 || log.Logs[0].Message != "one "+sb.ID {
+		t.Errorf("of what the start command writes, its log has %+v", log.Logs)
+	}
 	// Others don't have the token.
 	c.says(sb, `curl -s -o /dev/null -w '%{http_code}' -H 'X-Cube-Hook-Token: guess' -d '{}' localhost:8000/who; stat -c ' %U %a' /run/e2b/.E2B_HOOK_TOKEN`, "401 user 400")
 

@@ -102,7 +102,7 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 func (c *Client) get(ctx context.Context, path string, query url.Values, to any) (http.Header, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.o.Timeout(answerTimeout), errdefs.ErrUnavailable.WithMessage("no answer in time"))
 	defer cancel()
-	resp, err := c.ask(ctx, path, query)
+	resp, err := c.ask(ctx, path, query, http.Header{})
 	if err != nil {
 		return nil, err
 	}
@@ -113,14 +113,15 @@ func (c *Client) get(ctx context.Context, path string, query url.Values, to any)
 	return resp.Header, nil
 }
 
-// ask sends a GET to the API. The answer, which has to be closed, is one of 200.
-func (c *Client) ask(ctx context.Context, path string, query url.Values) (*http.Response, error) {
+// ask sends a GET with a header of its own to the API. The answer, which has to be closed, is one of 200.
+func (c *Client) ask(ctx context.Context, path string, query url.Values, header http.Header) (*http.Response, error) {
 	u := *c.api
 	u.Path, u.RawQuery = u.Path+path, query.Encode()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, err
 	}
+	req.Header = header
 	req.Header.Set("X-API-KEY", c.o.Key)
 	resp, err := c.http.Do(req)
 	if err != nil {

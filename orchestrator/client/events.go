@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"strings"
 	"time"
@@ -21,40 +22,100 @@ const (
 	eventLimit = 32 << 20
 )
 
-// listen calls each with the events of a stream of the API's, until it says that it has told all, ctx ends, or each fails. A stream
-// that breaks off is errdefs.ErrUnavailable.
-func (c *Client) listen(ctx context.Context, path string, query url.Values, each func(name string, data []byte) error) error {
+const (
+	// A stream that has broken off is asked for again after firstRetry, then more and more seldom, until gaveUp has passed.
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 5 * time.Second
+	gaveUp     = 5 * time.Minute
+)
+
+// event is one of a stream's.
+type event struct {
+	name string
+	id   string // by which another stream goes on after it; "" if none can
+	data []byte
+}
+
+// follow is listen for a stream that is begun anew when it breaks off, after the last event that had an id, as long as again agrees:
+// not one that never was, nor one that can't be had for long.
+func (c *Client) follow(ctx context.Context, path string, query url.Values, again func() bool, each func(event) error) error {
+	delay, lost := firstRetry, time.Time{}
+	last, ever := "", false
+	for {
+		began, opened, heard := time.Now(), false, false
+		err := c.listen(ctx, path, query, last, func() { opened, ever = true, true }, func(e event) error {
+			heard = true
+			if err := each(e); err != nil {
+				return err
+			}
+			if e.id != "" {
+				last = e.id
+			}
+			return nil
+		})
+		if heard || opened && time.Since(began) > lastRetry {
+			delay, lost = firstRetry, time.Time{}
+		}
+		if lost.IsZero() {
+			lost = time.Now()
+		}
+		if !ever || !again() || ctx.Err() != nil || !errdefs.IsUnavailable(err) || time.Since(lost) > c.o.Timeout(gaveUp) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(delay):
+		}
+		delay = min(2*delay, lastRetry)
+	}
+}
+
+// listen calls each with the events of a stream of the API's, after the one whose id is last, until it says that it has told all, ctx
+// ends, or each fails. It calls opened when there is a stream. One that breaks off is errdefs.ErrUnavailable.
+func (c *Client) listen(ctx context.Context, path string, query url.Values, last string, opened func(), each func(event) error) error {
 	broke := errdefs.ErrUnavailable.WithMessage("the API has fallen silent")
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	alive := time.AfterFunc(c.o.Timeout(silence), func() { cancel(broke) })
 	defer alive.Stop()
-	resp, err := c.ask(ctx, path, query)
+	header := http.Header{}
+	if last != "" {
+		header.Set("Last-Event-ID", last)
+	}
+	resp, err := c.ask(ctx, path, query, header)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
+	opened()
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, eventLimit)
-	var name string
+	var e event
 	for lines.Scan() {
 		alive.Reset(c.o.Timeout(silence))
 		line := lines.Text()
-		if n, ok := strings.CutPrefix(line, "event: "); ok {
-			name = n
+		field, value, _ := strings.Cut(line, ": ")
+		switch field {
+		case "id":
+			e.id = value
+			continue
+		case "event":
+			e.name = value
+			continue
+		case "data":
+		default:
 			continue
 		}
-		data, ok := strings.CutPrefix(line, "data: ")
-		if !ok {
-			continue
-		}
-		switch name {
+		told := e
+		told.data, e = []byte(value), event{}
+		switch told.name {
 		case "end":
 			return nil
 		case "error":
-			return told(data)
+			return failure(told.data)
 		}
-		if err := each(name, []byte(data)); err != nil {
+		if err := each(told); err != nil {
 			return err
 		}
 	}
@@ -70,13 +131,13 @@ func (c *Client) listen(ctx context.Context, path string, query url.Values, each
 	return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("the API's stream of events has broken off: %v", err))
 }
 
-// told is the error that the API ends a stream with.
-func told(data string) error {
+// failure is the error that the API ends a stream with.
+func failure(data []byte) error {
 	var e struct {
 		Code    int    `json:"code"`
 		Message string `json:"message"`
 	}
-	if err := json.Unmarshal([]byte(data), &e); err != nil {
+	if err := json.Unmarshal(data, &e); err != nil {
 		return fmt.Errorf("an event of the API's: %w", err)
 	}
 	return classed(e.Code, "the API", e.Message)

@@ -66,13 +66,13 @@ func (s *Server) watch(c *call, to *events) error {
 func (s *Server) followLog(c *call, to *events) error {
 	id, err := c.sandbox()
 	c.note(err)
-	tail := int(c.query.number("tail", -1, 0, logsMostV1))
+	from := lifecycle.LogStart{Tail: int(c.query.number("tail", -1, 0, logsMostV1)), After: c.lastEvent}
 	follow := c.query.choice("follow", "false", "true") == "true"
 	if err := c.checked(); err != nil {
 		return err
 	}
-	if err := s.engine.FollowLog(c.ctx, c.team, id, tail, follow, func(e lifecycle.LogEntry) error {
-		return to.send(eventLog, entry(e))
+	if err := s.engine.FollowLog(c.ctx, c.team, id, from, follow, func(e lifecycle.LogEntry) error {
+		return to.sendAt(e.Place, eventLog, entry(e))
 	}); err != nil {
 		return err
 	}
@@ -87,14 +87,21 @@ type events struct {
 }
 
 // send sends an event. A client that doesn't take it in time is given up.
-func (e *events) send(name string, data any) error {
+func (e *events) send(name string, data any) error { return e.sendAt("", name, data) }
+
+// sendAt is send, for an event after which the client can go on by another stream: id is what it says then; "" is none.
+func (e *events) sendAt(id, name string, data any) error {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(data); err != nil { // one line
 		panic(fmt.Errorf("encode an event: %w", err)) // it is made of our own types
 	}
-	return e.write(fmt.Sprintf("event: %s\ndata: %s\n", name, b.Bytes()))
+	text := fmt.Sprintf("event: %s\ndata: %s\n", name, b.Bytes())
+	if id != "" {
+		text = "id: " + id + "\n" + text
+	}
+	return e.write(text)
 }
 
 func (e *events) write(text string) error {
@@ -170,7 +177,7 @@ func (s *Server) endStream(team string) {
 	}
 }
 
-var errStopping = errdefs.ErrUnavailable.WithMessage("the API is being stopped")
+var errStopping = errdefs.ErrUnavailable.WithMessage("cube is being stopped")
 
 // attend keeps a stream from being silent, and tells why it has to end before ctx does.
 func (s *Server) attend(ctx context.Context, c *call, to *events) error {
