@@ -44,7 +44,7 @@ func auditCommand() *cli.Command {
 			if !c.Bool("json") {
 				fmt.Fprintf(c.App.Writer, auditLine, "TIME", "ACTION", "RESULT", "TEAM", "SANDBOX", "VIA", "KEY", "WHAT")
 			}
-			err = sandbox.CopyLog(c.Context, w, at(c).cfg.AuditFile(), -1, forever)
+			err = sandbox.CopyLog(c.Context, w, at(c).cfg.AuditFile(), sandbox.LogStart{Tail: -1}, forever)
 			if errors.Is(err, sandbox.ErrNoLog) {
 				return nil // nothing was done yet
 			}

@@ -23,7 +23,7 @@ func sshCommand() *cli.Command {
 		Name:      "ssh",
 		Usage:     "get into a sandbox with OpenSSH's ssh, by the API's key",
 		ArgsUsage: "ID [COMMAND [ARG...]]",
-		Description: "The sandbox needs no SSH server. For scp, sftp, rsync and editors: cube ssh --config >> ~/.ssh/config, and then ID" + hostSuffix + " is the host.\n" +
+		Description: "The sandbox needs no SSH server. For scp, sftp and what else runs ssh: cube ssh --config >> ~/.ssh/config, and then ID" + hostSuffix + " is the host.\n" +
 			"$" + client.EnvAPI + " and $" + client.EnvKey + " say where and who, or E2B's variables.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "login", Aliases: []string{"l"}, Usage: "be that `USER` of the sandbox", DefaultText: "its default user"},

@@ -119,6 +119,7 @@ func launch(t *testing.T, h *testnet.Host, by []string, more ...string) *process
 	p := &process{Cmd: exec.Command(command[0], command[1:]...), t: t}
 	p.Env = append(os.Environ(), daemonEnv+"="+file)
 	p.Stderr = p
+	// The signal comes when the thread ends that has started it, which testnet.New has made the test's, clean-ups included.
 	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := p.StdoutPipe()
 	testnet.Must(t, err)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/cubesandbox/cube/guest-agent/envd/filesystem"
 	"github.com/cubesandbox/cube/guest-agent/envd/hosts"
 	"github.com/cubesandbox/cube/guest-agent/envd/metrics"
+	"github.com/cubesandbox/cube/guest-agent/envd/owned"
 	"github.com/cubesandbox/cube/guest-agent/envd/ports"
 	"github.com/cubesandbox/cube/guest-agent/envd/processes"
 	"github.com/cubesandbox/cube/guest-agent/envd/settings"
@@ -91,8 +93,16 @@ func Run(ctx context.Context, c Config) error {
 
 func newHandler(c Config) (http.Handler, error) {
 	store := &settings.Store{Users: users.System}
-	registry := &processes.Registry{Settings: store, Environ: []string{"PATH=" + os.Getenv("PATH")}}
+	registry := &processes.Registry{Settings: store, Environ: []string{"PATH=" + os.Getenv("PATH")}, Log: slog.Default()}
+	var journal owned.Journal
 	if c.Sandbox {
+		journal.Dir = filepath.Join(Dir, ".uploads")
+		if clean, err := journal.Open(); err != nil {
+			slog.Warn("an upload would be left if this daemon were killed amid it", "error", err)
+			journal.Dir = ""
+		} else {
+			go clean()
+		}
 		store.Dir, store.SetClock, store.Hosts = Dir, setClock, hosts.File
 		registry.Environ = os.Environ()
 		openGroups(registry)
@@ -107,7 +117,7 @@ func newHandler(c Config) (http.Handler, error) {
 	})
 	mux.HandleFunc("POST /init", store.Init)
 	mux.Handle("GET /metrics", metrics.New())
-	(&files.Handler{Settings: store}).Register(mux)
+	(&files.Handler{Settings: store, Journal: journal}).Register(mux)
 	options := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage)}
 	mux.Handle(filesystempb.NewFilesystemHandler(&filesystem.Service{Settings: store}, options...))
 	mux.Handle(process.NewProcessHandler(&processes.Service{Registry: registry}, options...))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -141,7 +142,7 @@ func TestSave(t *testing.T) {
 		t.Fatal(err)
 	}
 	follow := newSequence(loud.stdout)
-	follow.read(t, 100_000)
+	follow.read(t, 50_000)
 
 	// While the machine is saved its clock is wrong.
 	if _, err := m.agent.SetTime(contextFor(t, 10*time.Second), &api.SetTimeRequest{UnixNanos: time.Now().Add(-10 * time.Minute).UnixNano()}); err != nil {
@@ -156,12 +157,16 @@ func TestSave(t *testing.T) {
 	// What was written before the save, and what was in the making then, is earlier than this.
 	for began := time.Now().Add(-time.Second); saidTime(t, counted(t, clock.stdout)).Before(began); {
 	}
-	for range 10 { // in 20 MB of output
+	stops, each := 3, 50_000
+	if os.Getenv("CUBE_TEST_LONG") != "" {
+		stops, each = 10, 200_000 // 20 MB
+	}
+	for range stops {
 		m.freeze(t)
 		m.stop(t, filepath.Join(dir, "state"))
 		m.cont(t)
 		m.thaw(t)
-		follow.read(t, follow.next+200_000)
+		follow.read(t, follow.next+each)
 	}
 
 	m.freeze(t)
@@ -183,7 +188,7 @@ func TestSave(t *testing.T) {
 	_, out := resumed.attach(t, "loud", "", true)
 	resumed.thaw(t)
 	follow.from(out)
-	follow.read(t, follow.next+200_000)
+	follow.read(t, follow.next+each)
 }
 
 // checkClone wakes a clone and returns what its clock and its random numbers say first.

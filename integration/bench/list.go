@@ -41,6 +41,8 @@ func (asleep) Read() (admission.Reading, error) { return admission.Reading{}, ni
 
 func (asleep) CPUUsed() (float64, error) { return 0, nil }
 
+func (asleep) Sweep(context.Context) error { return nil }
+
 func (asleep) Watch(ctx context.Context, ready func(), _ func(string)) error {
 	ready()
 	<-ctx.Done()

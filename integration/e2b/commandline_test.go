@@ -153,7 +153,17 @@ func TestCommandLine(t *testing.T) {
 		lines("first")
 		o.runs(o.cube, "ssh", "-l", "root", sb.ID, "echo second > /proc/1/fd/1")
 		lines("second")
-		if out := o.runs(o.cube, "logs", "-n", "1", sb.ID); !strings.HasSuffix(out, " second\n") || strings.Count(out, "\n") != 1 {
+		// It goes on where it was when cube is there again.
+		cube := victims(false)[0]
+		cube.dies(t)
+		cube.returns(t)
+		o.runs(o.cube, "ssh", "-l", "root", sb.ID, "echo third > /proc/1/fd/1")
+		for l := lines(); !strings.HasSuffix(l, " third"); l = lines() {
+			if strings.HasSuffix(l, " first") || strings.HasSuffix(l, " second") {
+				t.Errorf("it is told again: %s", l)
+			}
+		}
+		if out := o.runs(o.cube, "logs", "-n", "1", sb.ID); !strings.HasSuffix(out, " third\n") || strings.Count(out, "\n") != 1 {
 			t.Errorf("the last line: %q", out)
 		}
 		o.do("POST", "/sandboxes/"+sb.ID+"/pause", nil, nil, 204)

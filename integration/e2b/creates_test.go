@@ -15,8 +15,8 @@ import (
 var (
 	// waiting is how a create is refused while cube starts.
 	waiting = regexp.MustCompile(`^cube is starting and waits for: [a-z]`)
-	// missing is how it is refused for want of something: room, a turn, a dependency.
-	missing = regexp.MustCompile(`left for sandboxes|MiB of memory left|starts \d+ sandboxes at a time|containerd at /\S+ has gone`)
+	// missing is how it is refused for want of something: room, a turn, a dependency, time.
+	missing = regexp.MustCompile(`left for sandboxes|MiB of memory left|starts \d+ sandboxes at a time|containerd at /\S+ has gone|this host is too busy`)
 )
 
 // creates asks for n sandboxes, one every 75 ms from now on, whatever state the stack is in, and returns when all of them have been

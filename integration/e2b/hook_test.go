@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // hooked makes the template of TestHook: its server runs when it is saved, and a command is started in each sandbox.
@@ -17,7 +18,7 @@ func hooked(t *testing.T) {
 	}
 	args := []string{"template", "build", "--public", "--memory", "512", "--hook-port", "8000", "--hook-path", "/who",
 		"--run", "cat > server.py <<'EOF'\n" + string(server) + "EOF\nexec python3 server.py", "--ready", "pgrep -f '^python3 server'",
-		"--start", `echo "$KEY $E2B_SANDBOX_ID" >> started; exec sleep 7654`, "hooked", "cube.local/base:bookworm"}
+		"--start", `echo "$KEY $E2B_SANDBOX_ID" | tee -a started; exec sleep 7654`, "hooked", "cube.local/base:bookworm"}
 	if r := s.Cube(args...); r.Err != nil {
 		t.Fatal(r.Err)
 	}
@@ -59,6 +60,22 @@ func (c *client) hooks(sb sandbox, events ...string) told {
 	return last
 }
 
+// started sees that the start command of each of a sandbox's lives has come so far as to write those lines.
+func (c *client) started(sb sandbox, lines string) {
+	c.Helper()
+	var got string
+	var err error
+	defer func() {
+		if c.Failed() {
+			c.Logf("its start command has written %q, %v", got, err)
+		}
+	}()
+	s.Eventually(c, time.Minute, "its start command", func() bool {
+		got, err = c.run(sb, "cat started")
+		return err == nil && got == lines+"\n"
+	})
+}
+
 // TestHook: a program that was saved with the template hears of each new life of a sandbox, from the control plane alone, before
 // anybody else gets there. The template's start command is started for each sandbox, once.
 func TestHook(t *testing.T) {
@@ -69,7 +86,17 @@ func TestHook(t *testing.T) {
 	if got := c.hooks(sb, "create"); got.Env["KEY"] != "one" || got.Metadata["of"] != "mine" || got.TemplateID == "" || got.Tries != 3 {
 		t.Errorf("by a create it was told %+v", got)
 	}
-	c.says(sb, "cat started; pgrep -c -x -f 'sleep 7654'; pgrep -c -f '^python3 server'", "one "+sb.ID+"\n1\n1")
+	c.started(sb, "one "+sb.ID)
+	const running = "for i in $(seq 100); do pgrep -x -f 'sleep 7654' >/dev/null && break; sleep .1; done; pgrep -c -x -f 'sleep 7654'; pgrep -c -f '^python3 server'"
+	c.says(sb, running, "1\n1")
+	var log struct{ Logs []struct{ Message string } }
+	s.Eventually(t, time.Minute, "what the start command writes", func() bool {
+		c.do("GET", "/v2"+at+"/logs?search=one", nil, &log, 200)
+		return len(log.Logs) > 0
+	})
+	if len(log.Logs) != 1 || log.Logs[0].Message != "one "+sb.ID {
+		t.Errorf("of what the start command writes, its log has %+v", log.Logs)
+	}
 	// Others don't have the token.
 	c.says(sb, `curl -s -o /dev/null -w '%{http_code}' -H 'X-Cube-Hook-Token: guess' -d '{}' localhost:8000/who; stat -c ' %U %a' /run/e2b/.E2B_HOOK_TOKEN`, "401 user 400")
 
@@ -78,7 +105,8 @@ func TestHook(t *testing.T) {
 	c.do("POST", "/v2"+at+"/connect", map[string]any{"timeout": 3600}, &sb, 201)
 	c.hooks(sb, "create", "resume")
 	started := "one " + sb.ID + "\none " + sb.ID
-	c.says(sb, "cat started; pgrep -c -x -f 'sleep 7654'", started+"\n1")
+	c.started(sb, started)
+	c.says(sb, running, "1\n1")
 
 	// Keys are changed while it runs.
 	named := *c
@@ -108,7 +136,7 @@ func TestHook(t *testing.T) {
 		if got := c.hooks(child.Sandbox, "create", "resume", "init", "fork"); got.Env["KEY"] != "two" {
 			t.Errorf("by a fork it was told %+v", got)
 		}
-		c.says(child.Sandbox, "cat started", started+"\ntwo "+child.Sandbox.ID)
+		c.started(child.Sandbox, started+"\ntwo "+child.Sandbox.ID)
 		token, err := c.run(child.Sandbox, "cat /run/e2b/.E2B_HOOK_TOKEN")
 		if tokens[token] || err != nil {
 			t.Errorf("two have the token %q, %v", token, err)

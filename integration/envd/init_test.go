@@ -125,6 +125,37 @@ func TestDaemonIsRestarted(t *testing.T) {
 	}
 }
 
+// A daemon that is killed amid an upload leaves nothing of it once the next one runs.
+func TestUploadOfKilledDaemon(t *testing.T) {
+	b := newBox(t, "-user", "user")
+	const dir = "/home/user/up"
+	b.shell("", "mkdir "+dir+"; echo before >"+dir+"/file")
+	body, in := io.Pipe()
+	r, err := http.NewRequest("POST", address+"/files?path="+dir+"/file", body)
+	must(t, err)
+	r.Header.Set("Content-Type", "application/octet-stream")
+	broke := make(chan error, 1)
+	go func() {
+		resp, err := b.client().Do(r)
+		if err == nil {
+			resp.Body.Close()
+		}
+		broke <- err
+	}()
+	_, err = io.WriteString(in, strings.Repeat("x", 1<<20))
+	must(t, err)
+	b.shell("", "until ls "+dir+"/.cube-envd-*; do sleep .02; done")
+	b.run("kill", "-KILL", b.daemon())
+	if err := <-broke; err == nil {
+		t.Error("the upload has an answer")
+	}
+	in.Close()
+	b.waitLogTimes("envd serves", 2)
+	if got := b.shell("", "cd "+dir+"; for i in $(seq 500); do ls .cube-envd-* 2>/dev/null || break; sleep .02; done >/dev/null; ls -A; cat file"); got != "file\nbefore\n" {
+		t.Errorf("there is %q", got)
+	}
+}
+
 // waitLogTimes waits until the text has been written so often.
 func (b *box) waitLogTimes(text string, n int) {
 	b.t.Helper()

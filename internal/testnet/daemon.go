@@ -84,6 +84,7 @@ func (h *Host) Daemon() (stop func(kill bool)) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), DaemonEnv+"="+h.Write())
 	cmd.Stderr = os.Stderr
+	// The signal comes when the thread ends that has started it, which New has made the test's, clean-ups included.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	Must(h.t, err)

@@ -66,7 +66,7 @@ type BatchSummary struct {
 // nothing is left of it.
 func (c *Client) Batch(ctx context.Context, r BatchRequest, each func(BatchResult) error) (BatchSummary, error) {
 	var sum BatchSummary
-	err := c.follow(ctx, http.MethodPost, "/batch", nil, r, func(line string) (last bool, err error) {
+	err := c.lines(ctx, http.MethodPost, "/batch", nil, nil, r, func() {}, func(line string) (last bool, err error) {
 		var head struct {
 			Type string `json:"type"`
 		}
@@ -83,7 +83,7 @@ func (c *Client) Batch(ctx context.Context, r BatchRequest, each func(BatchResul
 		case "summary":
 			return true, json.Unmarshal([]byte(line), &sum)
 		case "error":
-			return true, told(line)
+			return true, failure([]byte(line))
 		}
 		return false, nil // how far it is
 	})

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -108,7 +109,7 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 func (c *Client) get(ctx context.Context, path string, query url.Values, to any) (http.Header, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.o.Timeout(answerTimeout), errdefs.ErrUnavailable.WithMessage("no answer in time"))
 	defer cancel()
-	resp, err := c.send(ctx, http.MethodGet, path, query, nil)
+	resp, err := c.send(ctx, http.MethodGet, path, query, nil, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +124,7 @@ func (c *Client) get(ctx context.Context, path string, query url.Values, to any)
 func (c *Client) call(ctx context.Context, method, path string, body, to any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.o.Timeout(workTimeout), errdefs.ErrUnavailable.WithMessage("no answer in time"))
 	defer cancel()
-	resp, err := c.send(ctx, method, path, nil, body)
+	resp, err := c.send(ctx, method, path, nil, nil, body)
 	if err != nil {
 		return err
 	}
@@ -138,8 +139,9 @@ func (c *Client) call(ctx context.Context, method, path string, body, to any) er
 	return nil
 }
 
-// send asks the API for something. A body of nil is none. The answer, which has to be closed, is one of success.
-func (c *Client) send(ctx context.Context, method, path string, query url.Values, body any) (*http.Response, error) {
+// send asks the API for something, with more headers or none. A body of nil is none. The answer, which has to be closed, is one of
+// success.
+func (c *Client) send(ctx context.Context, method, path string, query url.Values, header http.Header, body any) (*http.Response, error) {
 	u := c.api.JoinPath(path)
 	u.RawQuery = query.Encode()
 	var sent io.Reader
@@ -154,6 +156,7 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 	if err != nil {
 		return nil, err
 	}
+	maps.Copy(req.Header, header)
 	req.Header.Set("X-API-KEY", c.o.Key)
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")

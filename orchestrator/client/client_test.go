@@ -182,6 +182,53 @@ func TestWatchFails(t *testing.T) {
 	}
 }
 
+// TestLogsGoOn: a log's stream that breaks off is taken up again after the last entry that was told, also where that was none.
+func TestLogsGoOn(t *testing.T) {
+	var streams atomic.Int32
+	entry := func(id, message string) string {
+		return fmt.Sprintf("id: %s\nevent: log\ndata: {\"message\":%q,\"level\":\"info\"}\n\n", id, message)
+	}
+	c := newTestClient(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n := streams.Add(1)
+		last := map[int32]string{1: "", 2: "", 3: "a-2", 4: "a-2", 5: "a-2"}[n]
+		if got := r.Header.Get("Last-Event-ID"); got != last || r.URL.Query().Get("tail") != "5" {
+			t.Errorf("stream %d begins after %q, %s", n, got, r.URL.RawQuery)
+		}
+		switch n {
+		case 1:
+			w.(http.Flusher).Flush() // nothing was written yet
+			panic(http.ErrAbortHandler)
+		case 2:
+			fmt.Fprint(w, entry("a-1", "one")+":\n\n"+entry("a-2", "two")+"event: error\ndata: {\"code\":503,\"message\":\"cube is being stopped\"}\n\n")
+		case 3:
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(503)
+		case 4:
+			panic(http.ErrAbortHandler)
+		default:
+			fmt.Fprint(w, entry("b-1", "three")+"event: end\ndata: {}\n\n")
+		}
+	}), nil)
+	var lines []string
+	err := c.Logs(t.Context(), "iabc", 5, true, func(e LogEntry) error { lines = append(lines, e.Message); return nil })
+	if got := strings.Join(lines, " "); err != nil || got != "one two three" || streams.Load() != 5 {
+		t.Errorf("%q by %d streams, %v", got, streams.Load(), err)
+	}
+	// One that can't be had any more isn't asked for for ever.
+	streams.Store(1)
+	c = newTestClient(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if streams.Add(1) > 2 {
+			w.WriteHeader(503)
+			return
+		}
+		fmt.Fprint(w, entry("a-1", "one"))
+	}), func(o *Options) { o.Timeout = func(d time.Duration) time.Duration { return d / 300 } })
+	began := time.Now()
+	if err := c.Logs(t.Context(), "iabc", -1, true, func(LogEntry) error { return nil }); !errdefs.IsUnavailable(err) || time.Since(began) > 20*time.Second {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+}
+
 // TestSilence: a stream that says nothing any more isn't waited for.
 func TestSilence(t *testing.T) {
 	gone := make(chan struct{})

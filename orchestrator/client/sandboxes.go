@@ -78,40 +78,18 @@ type Change struct {
 	Gone      []Sandbox // as they were last
 }
 
-const (
-	// A control plane that has ended is asked for again after firstRetry, then more and more seldom, until gaveUp has passed.
-	firstRetry = 100 * time.Millisecond
-	lastRetry  = 5 * time.Second
-	gaveUp     = 5 * time.Minute
-)
-
 // Watch calls each with all sandboxes of the team, and then with what has changed, until ctx ends or each fails. When the stream
 // breaks off, it begins another one and tells what has changed meanwhile.
 func (c *Client) Watch(ctx context.Context, each func(Change) error) error {
 	var known map[string]Sandbox // nil: nothing was told yet
-	delay, lost := firstRetry, time.Time{}
-	for {
-		err := c.listen(ctx, "/sandboxes/events", nil, func(name string, data []byte) error {
-			delay, lost = firstRetry, time.Time{}
-			change, err := news(&known, name, data)
-			if err != nil || !change.All && len(change.Sandboxes)+len(change.Gone) == 0 {
-				return err
-			}
-			return each(change)
-		})
-		if lost.IsZero() {
-			lost = time.Now()
-		}
-		if known == nil || ctx.Err() != nil || !errdefs.IsUnavailable(err) || time.Since(lost) > c.o.Timeout(gaveUp) {
+	again := func() bool { return true }
+	return c.follow(ctx, "/sandboxes/events", nil, again, func(e event) error {
+		change, err := news(&known, e.name, e.data)
+		if err != nil || !change.All && len(change.Sandboxes)+len(change.Gone) == 0 {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(delay):
-		}
-		delay = min(2*delay, lastRetry)
-	}
+		return each(change)
+	})
 }
 
 // news is what an event tells who knows that already.
@@ -171,7 +149,7 @@ type LogEntry struct {
 }
 
 // Logs calls each with the last tail entries of a sandbox's log, all if that is negative, and with follow then with what comes,
-// until the sandbox is gone. Where the stream breaks off before, it is errdefs.ErrUnavailable.
+// until the sandbox is gone. When the stream breaks off, it begins another one and goes on where it was.
 func (c *Client) Logs(ctx context.Context, id string, tail int, follow bool, each func(LogEntry) error) error {
 	if err := CheckID(id); err != nil {
 		return err
@@ -180,12 +158,15 @@ func (c *Client) Logs(ctx context.Context, id string, tail int, follow bool, eac
 	if tail >= 0 {
 		q.Set("tail", strconv.Itoa(tail))
 	}
-	return c.listen(ctx, "/sandboxes/"+id+"/logs/events", q, func(name string, data []byte) error {
-		if name != "log" {
+	lost := false // an entry after which nothing can go on
+	again := func() bool { return !lost }
+	return c.follow(ctx, "/sandboxes/"+id+"/logs/events", q, again, func(ev event) error {
+		if ev.name != "log" {
 			return nil
 		}
+		lost = ev.id == ""
 		var e LogEntry
-		if err := json.Unmarshal(data, &e); err != nil {
+		if err := json.Unmarshal(ev.data, &e); err != nil {
 			return err
 		}
 		return each(e)

@@ -22,6 +22,9 @@ import (
 // requestHeader names a request, in both directions: a client may give it a name, and is told it.
 const requestHeader = "X-Request-Id"
 
+// lastEventHeader has a stream of events go on after one of another stream (HTML, 9.2.4).
+const lastEventHeader = "Last-Event-Id"
+
 var (
 	requestForm = regexp.MustCompile(`^[!-~]{1,128}$`)
 	// secretForm is what looks like a key that got where it doesn't belong.

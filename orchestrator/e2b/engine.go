@@ -48,8 +48,8 @@ type Engine interface {
 	// Metrics are oldest first. Zero times are no bounds.
 	Metrics(ctx context.Context, team, id string, from, to time.Time) ([]lifecycle.Metric, error)
 	Logs(ctx context.Context, team, id string, q lifecycle.LogQuery) ([]lifecycle.LogEntry, error)
-	// FollowLog tells the last tail entries, all if that is negative, and with follow what comes until the sandbox is gone.
-	FollowLog(ctx context.Context, team, id string, tail int, follow bool, each func(lifecycle.LogEntry) error) error
+	// FollowLog tells the entries from a start on, and with follow what comes until the sandbox is gone.
+	FollowLog(ctx context.Context, team, id string, from lifecycle.LogStart, follow bool, each func(lifecycle.LogEntry) error) error
 	// Capacity tells what there is room for, and how many of each shape.
 	Capacity(team string, shapes []admission.Shape) (lifecycle.Capacity, error)
 	// Watch tells of all of the team's sandboxes, and then of those that change.

@@ -53,13 +53,13 @@ func (s *Server) watch(c *call, to *events) error {
 func (s *Server) followLog(c *call, to *events) error {
 	id, err := c.sandbox()
 	c.note(err)
-	tail := int(c.query.number("tail", -1, 0, logsMostV1))
+	from := lifecycle.LogStart{Tail: int(c.query.number("tail", -1, 0, logsMostV1)), After: c.lastEvent}
 	follow := c.query.choice("follow", "false", "true") == "true"
 	if err := c.checked(); err != nil {
 		return err
 	}
-	if err := s.engine.FollowLog(c.ctx, c.team, id, tail, follow, func(e lifecycle.LogEntry) error {
-		return to.send(eventLog, entry(e))
+	if err := s.engine.FollowLog(c.ctx, c.team, id, from, follow, func(e lifecycle.LogEntry) error {
+		return to.sendAt(e.Place, eventLog, entry(e))
 	}); err != nil {
 		return err
 	}
@@ -75,8 +75,15 @@ func newEvents(o *output) *events {
 }
 
 // send sends an event.
-func (e *events) send(name string, data any) error {
-	return e.write(fmt.Sprintf("event: %s\ndata: %s\n", name, oneLine(data)))
+func (e *events) send(name string, data any) error { return e.sendAt("", name, data) }
+
+// sendAt is send, for an event after which the client can go on by another stream: id is what it says then; "" is none.
+func (e *events) sendAt(id, name string, data any) error {
+	text := fmt.Sprintf("event: %s\ndata: %s\n", name, oneLine(data))
+	if id != "" {
+		text = "id: " + id + "\n" + text
+	}
+	return e.write(text)
 }
 
 func (e *events) ping() error               { return e.write(":\n\n") }

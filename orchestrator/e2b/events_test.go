@@ -18,9 +18,10 @@ type listening struct {
 	*testing.T
 	resp  *http.Response
 	lines *bufio.Reader
+	id    string // of the last event that has one
 }
 
-func listen(t *testing.T, addr, path string) *listening {
+func listen(t *testing.T, addr, path string, headers ...string) *listening {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	t.Cleanup(cancel)
@@ -29,12 +30,15 @@ func listen(t *testing.T, addr, path string) *listening {
 		t.Fatal(err)
 	}
 	r.Header.Set("X-API-KEY", testKey)
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
 	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { resp.Body.Close() })
-	return &listening{t, resp, bufio.NewReader(resp.Body)}
+	return &listening{T: t, resp: resp, lines: bufio.NewReader(resp.Body)}
 }
 
 // next sees that an event comes, whose data has the words.
@@ -49,7 +53,9 @@ func (l *listening) next(event string, words ...string) {
 		if line == "\n" && text != "" {
 			break
 		}
-		if !strings.HasPrefix(line, ":") && line != "\n" {
+		if id, ok := strings.CutPrefix(line, "id: "); ok {
+			l.id = strings.TrimSpace(id)
+		} else if !strings.HasPrefix(line, ":") && line != "\n" {
 			text += line
 		}
 	}
@@ -99,6 +105,9 @@ func TestFollowLog(t *testing.T) {
 	sb := engine.add(lifecycle.Create{Team: testTeam, Template: "base"})
 	l := listen(t, addr, "/sandboxes/"+sb.ID+"/logs/events?tail=7&follow=true")
 	l.next(eventLog, `"message":"it is \"up\""`, `"level":"info"`, `"pid":"7"`)
+	after := listen(t, addr, "/sandboxes/"+sb.ID+"/logs/events?tail=7", "Last-Event-ID", l.id)
+	after.next(eventLog, `"message":"hm"`)
+	after.next(eventEnd)
 	l.next(eventLog, `"message":"hm"`)
 	close(engine.changes)
 	l.next(eventEnd)

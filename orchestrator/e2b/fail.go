@@ -64,7 +64,7 @@ func explain(err error, request string) (body errorBody, again time.Duration) {
 		status = http.StatusGatewayTimeout
 	case errdefs.IsCanceled(err), errors.Is(err, context.Canceled):
 		// The daemon ends, or nobody reads this.
-		return errorBody{http.StatusServiceUnavailable, "the API is being stopped"}, time.Second
+		return errorBody{http.StatusServiceUnavailable, "cube is being stopped"}, time.Second
 	}
 	if status == http.StatusInternalServerError {
 		return errorBody{status, "internal error: the log of cube up has it under request " + request}, 0

@@ -331,12 +331,15 @@ func (f *fakeEngine) Logs(_ context.Context, team, id string, q lifecycle.LogQue
 }
 
 // FollowLog has what Logs has, and then ends with follow when changes is closed.
-func (f *fakeEngine) FollowLog(ctx context.Context, team, id string, tail int, follow bool, each func(lifecycle.LogEntry) error) error {
-	all, err := f.Logs(ctx, team, id, lifecycle.LogQuery{Limit: tail})
+func (f *fakeEngine) FollowLog(ctx context.Context, team, id string, from lifecycle.LogStart, follow bool, each func(lifecycle.LogEntry) error) error {
+	all, err := f.Logs(ctx, team, id, lifecycle.LogQuery{Limit: from.Tail})
 	if err != nil {
 		return err
 	}
-	for _, e := range all {
+	for i, e := range all {
+		if e.Place = fmt.Sprint("place-", i); e.Place <= from.After {
+			continue
+		}
 		if err := each(e); err != nil {
 			return err
 		}
@@ -498,8 +501,9 @@ func newTestServer(t testing.TB, change func(*Options)) (*Server, *fakeEngine) {
 		},
 		Awaited: func() string { return "containerd" },
 		Metrics: prometheus.NewRegistry(), MetricsFrom: loopback,
-		Log:     slog.New(slog.DiscardHandler),
-		Timeout: func(d time.Duration) time.Duration { return d },
+		MaxConnections: 100,
+		Log:            slog.New(slog.DiscardHandler),
+		Timeout:        func(d time.Duration) time.Duration { return d },
 	}
 	if change != nil {
 		change(&o)

@@ -33,6 +33,8 @@ type call struct {
 	at    string // the API, as the client has reached it: a URL without a path
 	body  *jsonbody.Object
 	query *query
+	// lastEvent is the id of the last event that the client has of a stream that has broken off, "" if it has none.
+	lastEvent string
 	// path is a wildcard of the route's pattern.
 	path func(wildcard string) string
 	err  error // that was noted first
@@ -92,6 +94,17 @@ func (s *Server) Handler() http.Handler {
 		mux.Handle(pattern, s.serve(func(*call) (answer, error) { return answer{}, errdefs.ErrNotImplemented.WithMessage(why) }))
 	}
 	return s.access(func(x *exchange, r *http.Request) {
+		if err := s.tooMany(r); err != nil {
+			x.Header().Set("Connection", "close")
+			s.refuse(x, r, err)
+			return
+		}
+		if !s.enter() {
+			x.Header().Set("Connection", "close") // the next one finds the next server
+			s.refuse(x, r, errStopping)
+			return
+		}
+		defer s.leave()
 		if clean := path.Clean(r.URL.EscapedPath()); clean != r.URL.EscapedPath() { // the mux would redirect
 			s.refuse(x, r, noEndpoint(r))
 			return
@@ -184,7 +197,7 @@ func (s *Server) receive(x *exchange, r *http.Request) (*call, error) {
 	// What is read from now on is whether the client is still there.
 	_ = http.NewResponseController(x).SetReadDeadline(time.Time{}) // there is none where it isn't known
 	ctx := audit.With(r.Context(), audit.By{Via: audit.API, Key: keyID, Request: redact(x.id), From: r.RemoteAddr})
-	c := &call{ctx: ctx, id: x.id, named: r.Header.Get(requestHeader), team: x.team, key: key, at: reached(r), query: readQuery(r), path: r.PathValue}
+	c := &call{ctx: ctx, id: x.id, named: r.Header.Get(requestHeader), team: x.team, key: key, at: reached(r), query: readQuery(r), lastEvent: r.Header.Get(lastEventHeader), path: r.PathValue}
 	if c.body, err = jsonbody.Parse(body); err != nil {
 		return nil, err
 	}

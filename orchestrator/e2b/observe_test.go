@@ -80,10 +80,12 @@ func TestMetrics(t *testing.T) {
 		ask(h, "GET", fmt.Sprintf("/made-up-%d", i), "")
 	}
 	get := func(from string, headers ...string) *httptest.ResponseRecorder {
-		r := httptest.NewRequest("GET", "/metrics", nil)
+		r := httptest.NewRequest("GET", "http://127.0.0.1:3000/metrics", nil)
 		r.RemoteAddr = from
 		for i := 0; i < len(headers); i += 2 {
-			r.Header.Set(headers[i], headers[i+1])
+			if r.Header.Set(headers[i], headers[i+1]); headers[i] == "Host" {
+				r.Host = headers[i+1]
+			}
 		}
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
@@ -97,8 +99,14 @@ func TestMetrics(t *testing.T) {
 	}
 	refused(t, get("192.0.2.1:1234"), 403, "api.metrics_from")
 	refused(t, get("127.0.0.1:1234", "X-Forwarded-For", "192.0.2.1"), 403, "api.metrics_from")
-	if w := get("[::1]:1234"); w.Code != 200 {
-		t.Errorf("%d", w.Code)
+	for _, host := range []string{"127.0.0.1:3000", "127.0.0.1", "[::1]:3000", "[::1]", "192.0.2.7:3000", "localhost:3000", "LocalHost"} {
+		if w := get("[::1]:1234", "Host", host); w.Code != 200 {
+			t.Errorf("%s: %d %s", host, w.Code, w.Body)
+		}
+	}
+	// A page's server may have its name lead here: whoever reads the answer is the page then.
+	for _, host := range []string{"rebound.example:3000", "127.0.0.1.rebound.example", "localhost.example", "api.sandbox.localhost", "127.0.0.1:3000@rebound.example", ""} {
+		refused(t, get("127.0.0.1:1234", "Host", host), 403, "by address")
 	}
 }
 

@@ -3,9 +3,12 @@ package e2b
 import (
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -137,11 +140,14 @@ func (s *Server) public() map[string]http.Handler {
 		}),
 		// Ids of sandboxes are in them, which let anybody in who knows them.
 		routeMetrics: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if !s.mayScrape(r) {
+			switch {
+			case !s.mayScrape(r):
 				s.refuse(w.(*exchange), r, fail(http.StatusForbidden, "metrics aren't for this address: ask for them at 127.0.0.1, or see api.metrics_from of the configuration"))
-				return
+			case !byAddress(r.Host):
+				s.refuse(w.(*exchange), r, fail(http.StatusForbidden, "metrics are asked for by address, as 127.0.0.1, or at localhost, not at %s", quote(redact(r.Host))))
+			default:
+				served.ServeHTTP(w, r)
 			}
-			served.ServeHTTP(w, r)
 		}),
 		// Whoever has been told where may upload a file, by a link that is signed.
 		"PUT /templates/{templateID}/files/{hash}": http.HandlerFunc(s.upload),
@@ -156,6 +162,20 @@ func (s *Server) mayScrape(r *http.Request) bool {
 	}
 	addr := from.Addr().Unmap().WithZone("")
 	return slices.ContainsFunc(s.options.MetricsFrom, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// byAddress tells whether a request's host is an address, or localhost. Any other name may be somebody's who has it lead here, so
+// that a browser on this machine takes the answer for that somebody's own and lets his page read it (DNS rebinding).
+func byAddress(host string) bool {
+	name := host
+	if h, port, err := net.SplitHostPort(host); err == nil {
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return false
+		}
+		name = h
+	}
+	_, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(name, "["), "]"))
+	return err == nil || strings.EqualFold(name, "localhost")
 }
 
 // teamBody is a team, with the key that it was asked for with: others can't be had.

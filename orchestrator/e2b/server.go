@@ -23,6 +23,7 @@ const (
 	answerTimeout = time.Minute
 	idleTimeout   = 2 * time.Minute
 	drainTimeout  = 5 * time.Second // and as long again for those that are given up then
+	closeTimeout  = time.Second
 )
 
 // headerLimit bounds a request's line and headers, in bytes.
@@ -44,7 +45,9 @@ type Options struct {
 	Metrics     *prometheus.Registry
 	MoreMetrics prometheus.Gatherer
 	MetricsFrom []netip.Prefix
-	Log         *slog.Logger
+	// MaxConnections is how many connections there may be at a time. Those beyond are answered that there are too many.
+	MaxConnections int
+	Log            *slog.Logger
 	// Timeout scales a deadline for this host.
 	Timeout func(time.Duration) time.Duration
 }
@@ -63,14 +66,31 @@ type Server struct {
 	templates Templates
 	builds    Builds
 
+	http *http.Server
+	cut  context.CancelFunc // gives up what is under way
+
 	stopping  chan struct{} // closed when Serve is to end
 	mu        sync.Mutex
+	pending   int            // requests that are under way
+	idle      chan struct{}  // to be closed when there is none, if somebody waits for that
 	streaming map[string]int // streams of events that are open, by team
 }
 
 // New makes a server, which can serve at once, and refuses calls until it is open.
 func New(o Options) *Server {
-	return &Server{options: o, log: o.Log, timeout: o.Timeout, counters: newCounters(o.Metrics), stopping: make(chan struct{}), streaming: map[string]int{}}
+	s := &Server{options: o, log: o.Log, timeout: o.Timeout, counters: newCounters(o.Metrics), stopping: make(chan struct{}), streaming: map[string]int{}}
+	requests, cut := context.WithCancel(context.Background())
+	s.cut = cut
+	s.http = &http.Server{
+		Handler:           s.Handler(),
+		ReadHeaderTimeout: s.timeout(headerTimeout),
+		IdleTimeout:       s.timeout(idleTimeout),
+		MaxHeaderBytes:    headerLimit,
+		BaseContext:       func(net.Listener) context.Context { return requests },
+		ConnContext:       noteSurplus,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong below HTTP
+	}
+	return s
 }
 
 // Open has calls be answered, by those. It is called once.
@@ -79,40 +99,86 @@ func (s *Server) Open(engine Engine, keys Keys, templates Templates, builds Buil
 	s.open.Store(true)
 }
 
-// Serve answers on a listener, which it closes, until the context ends. Requests that are under way then are finished, or given up
-// and told so if that takes too long; streams of events end at once. It is called once.
+// Serve answers on a listener until the context ends. Requests that are under way then are finished, or given up and told so if
+// that takes too long; streams of events end at once. What comes later is refused, until Close. It is called once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
-	defer cut()
-	srv := &http.Server{
-		Handler:           s.Handler(),
-		ReadHeaderTimeout: s.timeout(headerTimeout),
-		IdleTimeout:       s.timeout(idleTimeout),
-		MaxHeaderBytes:    headerLimit,
-		BaseContext:       func(net.Listener) context.Context { return requests },
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong below HTTP
-	}
-	drain := func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout(drainTimeout))
-		defer cancel()
-		return srv.Shutdown(ctx)
-	}
-	ended := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() {
-		close(s.stopping)
-		err := drain()
-		if errors.Is(err, context.DeadlineExceeded) {
-			cut()
-			if err = drain(); errors.Is(err, context.DeadlineExceeded) {
-				s.log.Warn("requests are still under way when the API ends")
-				err = srv.Close()
-			}
-		}
-		ended <- err
-	})
-	err := srv.Serve(l)
-	if stop() {
+	failed := make(chan error, 1)
+	go func() { failed <- s.http.Serve(limit(l, s.options.MaxConnections)) }()
+	select {
+	case err := <-failed:
 		return err // it couldn't go on
+	case <-ctx.Done():
 	}
-	return <-ended
+	idle := s.stop()
+	if s.drained(idle) {
+		return nil
+	}
+	s.cut()
+	if !s.drained(idle) {
+		s.log.Warn("requests are still under way when the API ends")
+	}
+	return nil
+}
+
+// Close ends the server, when what was refused last had a moment to be told.
+func (s *Server) Close() error {
+	s.cut()
+	ctx, cancel := context.WithTimeout(context.Background(), s.timeout(closeTimeout))
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.http.Close()
+	}
+	return err
+}
+
+// enter lets a request begin, until leave, unless the server is to end.
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.stopping:
+		return false
+	default:
+	}
+	s.pending++
+	return true
+}
+
+func (s *Server) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending--
+	s.settle()
+}
+
+// stop has no request begin any more. The channel is closed when none is under way.
+func (s *Server) stop() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.stopping)
+	idle := make(chan struct{})
+	s.idle = idle
+	s.settle()
+	return idle
+}
+
+// settle tells who waits for the last request that it has ended. It is called with the lock held.
+func (s *Server) settle() {
+	if s.idle != nil && s.pending == 0 {
+		close(s.idle)
+		s.idle = nil
+	}
+}
+
+// drained tells whether the last request ends within the time that there is for it.
+func (s *Server) drained(idle <-chan struct{}) bool {
+	t := time.NewTimer(s.timeout(drainTimeout))
+	defer t.Stop()
+	select {
+	case <-idle:
+		return true
+	case <-t.C:
+		return false
+	}
 }

@@ -25,7 +25,12 @@ func serving(t *testing.T, change func(*Options)) (engine *fakeEngine, addr stri
 	ctx, stop := context.WithCancel(t.Context())
 	ended = make(chan error, 1)
 	go func() { ended <- s.Serve(ctx, l) }()
-	t.Cleanup(stop)
+	t.Cleanup(func() {
+		stop()
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	return engine, l.Addr().String(), stop, ended
 }
 
@@ -131,9 +136,36 @@ func TestClientGone(t *testing.T) {
 	}
 }
 
-// TestStop: what is under way when the server ends is finished, and nothing begins any more.
+// TestStop: what is under way when the server ends is finished, and nothing begins any more: who asks is told so, by connections
+// from before, too, until the server is closed.
 func TestStop(t *testing.T) {
-	engine, addr, stop, ended := serving(t, nil)
+	s, engine := newTestServer(t, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, l) }()
+	addr := l.Addr().String()
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	get := func(path string) *http.Response {
+		t.Helper()
+		resp, err := client.Get("http://" + addr + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			t.Error(err)
+		}
+		resp.Body.Close()
+		return resp
+	}
+	if resp := get("/health"); resp.StatusCode != 200 {
+		t.Error(resp.Status)
+	}
 	engine.hold, engine.entered = make(chan struct{}), make(chan struct{}, 1)
 	answered := make(chan int, 1)
 	go func() {
@@ -150,12 +182,11 @@ func TestStop(t *testing.T) {
 	}()
 	<-engine.entered
 	stop()
-	for { // until the listener is closed
-		conn, err := net.Dial("tcp", addr)
-		if err != nil {
-			break
+	<-s.stopping
+	for _, path := range []string{"/health", "/readyz", "/metrics", "/sandboxes", "/nothing"} {
+		if resp := get(path); resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" || !resp.Close {
+			t.Errorf("%s: %s %v", path, resp.Status, resp.Header)
 		}
-		conn.Close()
 	}
 	select {
 	case err := <-ended:
@@ -168,6 +199,16 @@ func TestStop(t *testing.T) {
 	}
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+	if resp := get("/health"); resp.StatusCode != 503 {
+		t.Error(resp.Status)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if conn, err := net.Dial("tcp", addr); err == nil {
+		conn.Close()
+		t.Error("it is still there")
 	}
 }
 

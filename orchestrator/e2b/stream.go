@@ -120,7 +120,7 @@ func (s *Server) endStream(team string) {
 	}
 }
 
-var errStopping = errdefs.ErrUnavailable.WithMessage("the API is being stopped")
+var errStopping = errdefs.ErrUnavailable.WithMessage("cube is being stopped")
 
 // attend keeps a stream from being silent, and tells why it has to end before ctx does.
 func (s *Server) attend(ctx context.Context, c *call, to teller) error {

@@ -102,7 +102,7 @@ func (*machines) Traffic(context.Context, string) (t lifecycle.Traffic, err erro
 
 func (*machines) Use(context.Context) (map[string]lifecycle.HostUse, error) { return nil, nil }
 
-func (*machines) FollowLog(context.Context, string, int, <-chan struct{}, func(lifecycle.LogEntry) error) error {
+func (*machines) FollowLog(context.Context, string, lifecycle.LogStart, <-chan struct{}, func(lifecycle.LogEntry) error) error {
 	return nil
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/guest-agent/envd/api/process"
+	"github.com/cubesandbox/cube/guest-agent/envd/processes"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
@@ -110,7 +111,7 @@ func (g *Guests) Hook(ctx context.Context, addr netip.Addr, h db.Hook, token str
 	})
 }
 
-// Start has envd start a command line of the default user's shell, which goes on.
+// Start has envd start a command line of the default user's shell, which goes on. What it writes is in envd's log.
 func (g *Guests) Start(ctx context.Context, addr netip.Addr, token, command string) error {
 	// The end of the stream leaves the process. A deadline of the request would be the process's, so it has none.
 	sctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -120,7 +121,7 @@ func (g *Guests) Start(ctx context.Context, addr netip.Addr, token, command stri
 	tag := "start"
 	events, err := g.run(sctx, addr, token, &process.StartRequest{
 		Process: &process.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", command}}, Tag: &tag, Stdin: new(bool),
-	})
+	}, processes.LogHeader)
 	if err != nil {
 		return err
 	}
@@ -161,11 +162,15 @@ func (g *Guests) Run(ctx context.Context, addr netip.Addr, token, command string
 	return string(kept), line(errors.Join(errors.New("it has no end"), events.Err()))
 }
 
-func (g *Guests) run(ctx context.Context, addr netip.Addr, token string, r *process.StartRequest) (*connect.ServerStreamForClient[process.StartResponse], error) {
+// run has envd start a process. flags are headers that are to be set.
+func (g *Guests) run(ctx context.Context, addr netip.Addr, token string, r *process.StartRequest, flags ...string) (*connect.ServerStreamForClient[process.StartResponse], error) {
 	client := process.NewProcessClient(g.client, url(addr, Port, ""), connect.WithReadMaxBytes(maxAnswer))
 	req := connect.NewRequest(r)
 	if token != "" {
 		req.Header().Set(tokenHeader, token)
+	}
+	for _, name := range flags {
+		req.Header().Set(name, "true")
 	}
 	events, err := client.Start(ctx, req)
 	if err != nil {

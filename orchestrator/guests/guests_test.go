@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -22,8 +23,29 @@ import (
 
 func quick(d time.Duration) time.Duration { return d / 10 }
 
+// output is what is written by several.
+type output struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
 // TestEnvd: the real one is told who it is, again with the token that it has, starts what goes on, and tells what it uses.
 func TestEnvd(t *testing.T) {
+	log := &output{}
+	defer slog.SetDefault(slog.Default())
+	slog.SetDefault(slog.New(slog.NewJSONHandler(log, nil)))
 	addr := netip.MustParseAddr("127.91.3.7") // whose port is nobody else's
 	g, ctx := New(func(d time.Duration) time.Duration { return d }), t.Context()
 	init := lifecycle.Init{SandboxID: "i1", TemplateID: "t1", Token: "first", Env: map[string]string{"GREETING": "hello"}, User: "root", Request: "r1"}
@@ -80,9 +102,21 @@ func TestEnvd(t *testing.T) {
 	if _, err := g.Exec(late, addr, "second", "exec sleep 36000", nil); err == nil || late.Err() == nil {
 		t.Errorf("longer than it may: %v", err)
 	}
-	must(t, g.Start(ctx, addr, "second", "exec sleep 123.45"))
+	must(t, g.Start(ctx, addr, "second", "echo it is up; exec sleep 123.45"))
 	if out, err := g.Run(ctx, addr, "second", "until pkill -xf 'sleep 123.45'; do sleep .05; done; echo ended"); err != nil || out != "ended\n" {
 		t.Errorf("what was started doesn't go on: %q, %v", out, err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		text := log.String()
+		if strings.Contains(text, `"msg":"it is up","command":"start","stream":"stdout"`) && strings.Contains(text, `"msg":"the command has ended","command":"start","how":"signal: terminated"`) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("envd's log:\n%s", text)
+		}
+	}
+	if text := log.String(); strings.Contains(text, "hello i1") {
+		t.Errorf("what others write is there, too:\n%s", text)
 	}
 	if m, err := g.Metrics(ctx, addr, "second"); err != nil || m.CPUs < 1 || m.MemTotal < 1<<20 || time.Since(m.At) > time.Minute {
 		t.Errorf("metrics %+v, %v", m, err)

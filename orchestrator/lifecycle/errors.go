@@ -38,9 +38,11 @@ func ofMachine(err error) error {
 	switch {
 	case errdefs.IsResourceExhausted(err):
 		return admission.Short(admission.ReasonMachine, 10*time.Second, "%v", err)
-	case err == nil, errdefs.IsUnavailable(err), errdefs.IsInvalidArgument(err), errdefs.IsAborted(err),
-		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case err == nil, errdefs.IsUnavailable(err), errdefs.IsInvalidArgument(err), errdefs.IsAborted(err), errors.Is(err, context.Canceled):
 		return err
+	case errdefs.IsDeadlineExceeded(err):
+		// Whoever else is on the host may have left it no time.
+		return unavailable(err.Error()+": this host is too busy for it, or what runs in the sandbox doesn't answer: try again", 5*time.Second)
 	}
 	return internalError{err}
 }

@@ -282,7 +282,7 @@ func (h *host) Use(context.Context) (map[string]HostUse, error) {
 }
 
 func (h *host) Log(context.Context, string, LogQuery) ([]LogEntry, error) { return nil, nil }
-func (h *host) FollowLog(ctx context.Context, id string, _ int, ended <-chan struct{}, each func(LogEntry) error) error {
+func (h *host) FollowLog(ctx context.Context, id string, _ LogStart, ended <-chan struct{}, each func(LogEntry) error) error {
 	if err := each(LogEntry{Message: id + " has begun"}); err != nil || ended == nil {
 		return err
 	}

@@ -49,9 +49,9 @@ type Machines interface {
 	Use(ctx context.Context) (map[string]HostUse, error)
 	// Log reads what a machine has written.
 	Log(ctx context.Context, id string, q LogQuery) ([]LogEntry, error)
-	// FollowLog calls each with the last tail entries of that, all if it is negative. Unless ended is nil, it goes on with what is
-	// written until ended is closed or ctx ends, which is no error.
-	FollowLog(ctx context.Context, id string, tail int, ended <-chan struct{}, each func(LogEntry) error) error
+	// FollowLog calls each with the entries of that from a start on. Unless ended is nil, it goes on with what is written until ended
+	// is closed or ctx ends, which is no error.
+	FollowLog(ctx context.Context, id string, from LogStart, ended <-chan struct{}, each func(LogEntry) error) error
 }
 
 // Machine asks for one.

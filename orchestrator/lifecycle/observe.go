@@ -159,9 +159,9 @@ func (e *Engine) Logs(ctx context.Context, team, id string, q LogQuery) ([]LogEn
 	return e.machines.Log(ctx, id, q)
 }
 
-// FollowLog calls each with the last tail entries of a sandbox's log, all if that is negative, and with follow then with what is
-// written, until the sandbox is gone, ctx or the engine ends, or each fails.
-func (e *Engine) FollowLog(ctx context.Context, team, id string, tail int, follow bool, each func(LogEntry) error) error {
+// FollowLog calls each with the entries of a sandbox's log from a start on, and with follow then with what is written, until the
+// sandbox is gone, ctx or the engine ends, or each fails.
+func (e *Engine) FollowLog(ctx context.Context, team, id string, from LogStart, follow bool, each func(LogEntry) error) error {
 	b, r, err := e.find(team, id)
 	if err != nil {
 		return err
@@ -181,7 +181,7 @@ func (e *Engine) FollowLog(ctx context.Context, team, id string, tail int, follo
 			}
 		}()
 	}
-	if err := e.machines.FollowLog(ctx, id, tail, ended, each); err != nil {
+	if err := e.machines.FollowLog(ctx, id, from, ended, each); err != nil {
 		return err
 	}
 	return context.Cause(ctx)

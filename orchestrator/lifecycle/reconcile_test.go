@@ -85,6 +85,76 @@ func TestHostRestarts(t *testing.T) {
 	})
 }
 
+// TestRefusedAfterRestart: a sandbox that was being resumed when the engine ended, and whose hook refuses for good then, is asked
+// once and paused again, and so is one that somebody else has resumed. Where the hook agrees both run.
+func TestRefusedAfterRestart(t *testing.T) {
+	for _, refuses := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStand(t, Options{})
+			ctx := t.Context()
+			cut, foreign := s.create(nil), s.create(nil)
+			must(t, s.Pause(ctx, team, cut.ID, true))
+			must(t, s.Pause(ctx, team, foreign.ID, true))
+			s.host.luck(func(ctx context.Context, call, _ string, _ bool) error {
+				if call == "hook" {
+					<-ctx.Done()
+					return context.Cause(ctx)
+				}
+				return nil
+			})
+			done := make(chan error)
+			go func() { _, err := s.Resume(ctx, team, cut.ID, time.Minute, nil); done <- err }()
+			pass(time.Second)
+			go s.endLasts(errClosing) // its time to finish anything is over
+			if err := <-done; err == nil {
+				t.Error("it was resumed all the same")
+			}
+			s.stop()
+			_, err := s.host.get(cut.ID, Runs)
+			must(t, err)
+			_, _, err = s.host.Resume(ctx, foreign.ID, true)
+			must(t, err)
+
+			asked := 0
+			s.host.luck(func(_ context.Context, call, _ string, after bool) error {
+				if call == "hook" && !after {
+					if asked++; refuses {
+						return errdefs.ErrInvalidArgument.WithMessage("it answers 400: not me")
+					}
+				}
+				return nil
+			})
+			s.boot()
+			defer s.stop()
+			pass(30 * time.Second)
+			state, is := Running, Runs
+			if refuses {
+				state, is = Paused, Still
+			}
+			for _, id := range []string{cut.ID, foreign.ID} {
+				if s.state(id) != state || s.machine(id).state != is {
+					t.Errorf("refuses: %v: %s is %s, its machine %v", refuses, id, s.state(id), s.machine(id).state)
+				}
+			}
+			if asked != 2 {
+				t.Errorf("refuses: %v: the hooks were asked %d times", refuses, asked)
+			}
+			if len(s.host.overlap) > 0 {
+				t.Errorf("calls at the same time: %v", s.host.overlap)
+			}
+			s.host.luck(nil)
+			for _, id := range []string{cut.ID, foreign.ID} {
+				_, _, err := s.Connect(ctx, team, id, time.Hour, nil)
+				must(t, err)
+				hooked := s.machine(id).hooked
+				if now := hooked[len(hooked)-1]; now.RequestID == hooked[0].RequestID {
+					t.Errorf("the hook takes its life now for the one before")
+				}
+			}
+		})
+	}
+}
+
 // TestMachineEnds: a machine that ends by itself is the end of its sandbox, unless it is the pause's.
 func TestMachineEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

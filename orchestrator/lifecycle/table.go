@@ -57,9 +57,8 @@ var table = map[State]map[event]rule{
 		evKill:  {to: Killing},
 	},
 	Paused: {
-		evResume: {to: Resuming},
+		evResume: {to: Resuming}, // maybe by somebody else
 		evKill:   {to: Killing},
-		evRuns:   {to: Running}, // by somebody else
 		evStill:  {to: Paused},
 		evGone:   {to: Killing},
 	},

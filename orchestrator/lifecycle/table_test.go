@@ -13,7 +13,7 @@ func TestTable(t *testing.T) {
 		"running pause": Pausing, "running save": Snapshotting, "running touch": Running, "running kill": Killing,
 		"running expire": Killing, "running expire autoPause": Pausing, "running runs": Running, "running still": Paused, "running gone": Killing,
 		"pausing runs": Running, "pausing still": Paused, "pausing gone": Killing, "pausing kill": Killing,
-		"paused resume": Resuming, "paused kill": Killing, "paused runs": Running, "paused still": Paused, "paused gone": Killing,
+		"paused resume": Resuming, "paused kill": Killing, "paused still": Paused, "paused gone": Killing,
 		"resuming runs": Running, "resuming still": Paused, "resuming gone": Killing, "resuming kill": Killing,
 		"snapshotting touch": Snapshotting, "snapshotting runs": Running, "snapshotting still": Paused, "snapshotting gone": Killing, "snapshotting kill": Killing,
 		"killing runs": Killing, "killing still": Killing, "killing unfit": Killing, "killing kill": Killing, "killing gone": gone,

@@ -152,10 +152,7 @@ func (e *Engine) resuming(ctx context.Context, r *row, d time.Duration, up func(
 		e.Log.Warn("a sandbox has come back without its memory", "sandbox", r.ID, "why", note)
 	}
 	if err := e.introduce(ctx, told, addr, whyResume); err != nil {
-		// It goes back to where it was: what runs there doesn't know yet that time has passed.
-		pctx, cancel := context.WithTimeout(e.last, e.Timeout(pauseTimeout))
-		defer cancel()
-		return outcome{err: errors.Join(err, e.machines.Pause(pctx, r.ID, !told.Cold))}
+		return outcome{err: errors.Join(err, e.putBack(told))}
 	}
 	return outcome{event: evRuns, change: e.begins(addr, d)}
 }

@@ -175,4 +175,14 @@ type LogEntry struct {
 	Message string
 	Level   Level
 	Fields  map[string]string
+	// Place is where FollowLog can go on after it; "" is nowhere.
+	Place string
+}
+
+// LogStart is where FollowLog begins.
+type LogStart struct {
+	// Tail is how many of the last entries so far are told; negative: all.
+	Tail int
+	// After is the Place of an entry: what follows it is told, whatever Tail is. What is no Place is errdefs.ErrInvalidArgument.
+	After string
 }

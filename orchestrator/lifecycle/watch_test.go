@@ -88,16 +88,16 @@ func TestFollowLog(t *testing.T) {
 		sb := s.create(nil)
 		var lines []string
 		each := func(e LogEntry) error { lines = append(lines, e.Message); return nil }
-		must(t, s.FollowLog(t.Context(), team, sb.ID, -1, false, each))
+		must(t, s.FollowLog(t.Context(), team, sb.ID, LogStart{Tail: -1}, false, each))
 		if !slices.Equal(lines, []string{sb.ID + " has begun"}) {
 			t.Errorf("what there is: %q", lines)
 		}
-		if err := s.FollowLog(t.Context(), "blue", sb.ID, -1, true, each); err == nil {
+		if err := s.FollowLog(t.Context(), "blue", sb.ID, LogStart{Tail: -1}, true, each); err == nil {
 			t.Error("another team reads it")
 		}
 		lines = nil
 		ended := make(chan error, 1)
-		go func() { ended <- s.FollowLog(t.Context(), team, sb.ID, -1, true, each) }()
+		go func() { ended <- s.FollowLog(t.Context(), team, sb.ID, LogStart{Tail: -1}, true, each) }()
 		pass(time.Second)
 		must(t, s.Kill(t.Context(), team, sb.ID))
 		must(t, <-ended)

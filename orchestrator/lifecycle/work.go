@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,22 +82,20 @@ func (e *Engine) look(ctx context.Context, r *row) outcome {
 func (e *Engine) adopt(ctx context.Context, r *row, seen Seen) outcome {
 	switch seen.State {
 	case Runs:
-		if r.State != Resuming && r.State != Paused {
-			o := outcome{event: evRuns}
-			if r.addr != seen.Addr {
-				o.change = func(r *row) error { r.addr = seen.Addr; return nil }
-			}
-			return o
+		switch r.State {
+		case Paused: // somebody else has resumed it
+			return outcome{event: evResume, change: func(r *row) error {
+				r.Request, r.Next = randomID(20), r.Timeout
+				return nil
+			}}
+		case Resuming:
+			return e.finishResume(ctx, r, seen.Addr)
 		}
-		next := r.Next
-		if next == 0 { // somebody else has resumed it
-			next = r.Timeout
+		o := outcome{event: evRuns}
+		if r.addr != seen.Addr {
+			o.change = func(r *row) error { r.addr = seen.Addr; return nil }
 		}
-		// It may not have been told yet that it has come back.
-		if err := e.introduce(ctx, r, seen.Addr, whyResume); err != nil {
-			return outcome{err: err}
-		}
-		return outcome{event: evRuns, change: e.begins(seen.Addr, next)}
+		return o
 	case Still:
 		if r.State == Paused {
 			return outcome{event: evStill}
@@ -111,6 +110,29 @@ func (e *Engine) adopt(ctx context.Context, r *row, seen Seen) outcome {
 		why = "its machine has ended"
 	}
 	return outcome{event: evGone, change: func(r *row) error { r.Reason = why; return nil }}
+}
+
+// finishResume finishes the resume of a sandbox whose machine runs: that it has come back it may not have been told yet. If it
+// doesn't take that, the sandbox is paused again, as where the resume wasn't cut short.
+func (e *Engine) finishResume(ctx context.Context, r *row, addr netip.Addr) outcome {
+	err := e.introduce(ctx, r, addr, whyResume)
+	switch {
+	case err == nil:
+		return outcome{event: evRuns, change: e.begins(addr, cmp.Or(r.Next, r.Timeout))}
+	case ctx.Err() != nil:
+		return outcome{err: err} // there was no time to find out
+	}
+	if perr := e.putBack(r); perr != nil {
+		return outcome{err: errors.Join(err, perr)}
+	}
+	return outcome{event: evStill, change: pausedNow, err: err}
+}
+
+// putBack pauses a machine again that has come back and doesn't know yet that time has passed.
+func (e *Engine) putBack(r *row) error {
+	ctx, cancel := context.WithTimeout(e.last, e.Timeout(pauseTimeout))
+	defer cancel()
+	return e.machines.Pause(ctx, r.ID, !r.Cold)
 }
 
 // begins makes a row that of a machine whose life begins, for so long.
@@ -150,7 +172,7 @@ func (e *Engine) conclude(b *box, o outcome) error {
 			o.err = errEnded(told)
 		}
 		o.event, o.change = found.event, found.change
-		if found.err != nil {
+		if found.event == "" {
 			e.Log.Warn("it isn't known what has become of a sandbox", "sandbox", b.id, "error", found.err)
 		}
 	}

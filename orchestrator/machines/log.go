@@ -46,9 +46,15 @@ func (m *Machines) Log(ctx context.Context, id string, q lifecycle.LogQuery) ([]
 }
 
 // FollowLog tells of what a machine has written, and writes.
-func (m *Machines) FollowLog(ctx context.Context, id string, tail int, ended <-chan struct{}, each func(lifecycle.LogEntry) error) error {
+func (m *Machines) FollowLog(ctx context.Context, id string, from lifecycle.LogStart, ended <-chan struct{}, each func(lifecycle.LogEntry) error) (err error) {
 	w := &lineWriter{each: each, at: time.Now()}
-	err := sandbox.CopyLog(ctx, w, sandbox.LogPath(m.cfg, id), tail, ended)
+	start := sandbox.LogStart{Tail: from.Tail}
+	if from.After != "" {
+		if start.After, err = sandbox.ParseLogPlace(from.After); err != nil {
+			return err
+		}
+	}
+	err = sandbox.CopyLog(ctx, w, sandbox.LogPath(m.cfg, id), start, ended)
 	switch {
 	case w.err != nil:
 		return w.err
@@ -56,23 +62,30 @@ func (m *Machines) FollowLog(ctx context.Context, id string, tail int, ended <-c
 		return nil
 	case err != nil:
 		return fmt.Errorf("read the log of sandbox %s: %w", id, err)
+	case ctx.Err() != nil: // the rest of the last line may come yet, for whoever goes on after the one before
+		return nil
 	}
 	return w.end()
 }
 
 // lineWriter makes entries of lines.
 type lineWriter struct {
-	each func(lifecycle.LogEntry) error
-	at   time.Time // of the entry before
-	line []byte    // of which the end hasn't come
-	err  error     // each's
+	each  func(lifecycle.LogEntry) error
+	at    time.Time        // of the entry before
+	line  []byte           // of which the end hasn't come
+	place sandbox.LogPlace // behind it
+	err   error            // each's
 }
+
+// Place is of sandbox.Placed.
+func (w *lineWriter) Place(p sandbox.LogPlace) { w.place = p }
 
 // Write is of io.Writer.
 func (w *lineWriter) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0; {
 		part, after, whole := bytes.Cut(rest, []byte{'\n'})
 		w.line = append(w.line, part[:min(len(part), maxLine-len(w.line))]...)
+		w.place = w.place.Add(len(rest) - len(after))
 		rest = after
 		if !whole {
 			break
@@ -88,7 +101,7 @@ func (w *lineWriter) Write(b []byte) (int, error) {
 func (w *lineWriter) end() error {
 	if line := bytes.TrimRight(w.line, "\r"); len(bytes.TrimSpace(line)) > 0 {
 		e := parse(line, w.at)
-		w.at = e.At
+		w.at, e.Place = e.At, w.place.String()
 		w.err = w.each(e)
 	}
 	w.line = w.line[:0]

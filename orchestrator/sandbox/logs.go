@@ -44,7 +44,7 @@ func (c *Client) Logs(ctx context.Context, id string, o LogOptions, w io.Writer)
 			go func() { <-exit; close(ended) }()
 		}
 	}
-	err = CopyLog(ctx, w, LogPath(c.cfg, id), o.Tail, ended)
+	err = CopyLog(ctx, w, LogPath(c.cfg, id), LogStart{Tail: o.Tail}, ended)
 	if errors.Is(err, ErrNoLog) {
 		return fmt.Errorf("container %s has no log: only what `cube run -d` starts writes one", id)
 	}
@@ -57,9 +57,9 @@ func (c *Client) Logs(ctx context.Context, id string, o LogOptions, w io.Writer)
 // ErrNoLog says that a container writes no log.
 var ErrNoLog = errors.New("no log")
 
-// CopyLog copies the last lines of the log at LogPath, all if tail is negative, and, where ended isn't nil, what comes to it until ended
-// is closed. That ctx ends is no error.
-func CopyLog(ctx context.Context, w io.Writer, path string, tail int, ended <-chan struct{}) error {
+// CopyLog copies the log at LogPath from start on and, where ended isn't nil, what comes to it until ended is closed. That ctx ends
+// is no error. A writer may be Placed.
+func CopyLog(ctx context.Context, w io.Writer, path string, start LogStart, ended <-chan struct{}) error {
 	var events <-chan fsnotify.Event
 	var failures <-chan error
 	if ended != nil {
@@ -74,7 +74,7 @@ func CopyLog(ctx context.Context, w io.Writer, path string, tail int, ended <-ch
 		}
 		events, failures = watcher.Events, watcher.Errors
 	}
-	r, err := openLog(path, tail)
+	r, err := openLog(path, start)
 	if err != nil {
 		return err
 	}
@@ -108,8 +108,8 @@ type logReader struct {
 	files []*os.File
 }
 
-// openLog opens the log at its last lines.
-func openLog(path string, tail int) (*logReader, error) {
+// openLog opens the log where it is to be read first.
+func openLog(path string, start LogStart) (*logReader, error) {
 	files, err := openLogFiles(path, nil)
 	if err != nil {
 		return nil, err
@@ -118,15 +118,13 @@ func openLog(path string, tail int) (*logReader, error) {
 	if len(files) == 0 {
 		return nil, ErrNoLog
 	}
-	if tail >= 0 {
-		skip, err := seekTail(files, tail)
-		if err != nil {
-			r.close()
-			return nil, err
-		}
-		closeAll(files[:skip])
-		r.files = files[skip:]
+	skip, err := start.seek(files)
+	if err != nil {
+		r.close()
+		return nil, err
 	}
+	closeAll(files[:skip])
+	r.files = files[skip:]
 	return r, nil
 }
 
@@ -134,6 +132,13 @@ func openLog(path string, tail int) (*logReader, error) {
 func (r *logReader) copyTo(w io.Writer) error {
 	for {
 		f := r.files[0]
+		if p, ok := w.(Placed); ok {
+			at, err := placeOf(f)
+			if err != nil {
+				return err
+			}
+			p.Place(at)
+		}
 		if _, err := io.Copy(w, f); err != nil {
 			return err
 		}

@@ -48,7 +48,7 @@ func follow(t *testing.T, path string, tail int, ended <-chan struct{}) (lines <
 	t.Cleanup(func() { out.Close() })
 	errs, texts := make(chan error, 1), make(chan string)
 	go func() {
-		err := CopyLog(t.Context(), in, path, tail, ended)
+		err := CopyLog(t.Context(), in, path, LogStart{Tail: tail}, ended)
 		in.Close()
 		errs <- err
 	}()
@@ -207,7 +207,7 @@ func TestTail(t *testing.T) {
 		5: "3\n4 begins, 4 ends\n" + long + "\n5\n6", 6: "2\n3\n4 begins, 4 ends\n" + long + "\n5\n6", 7: all, 100: all,
 	} {
 		var got bytes.Buffer
-		if err := CopyLog(t.Context(), &got, path, n, nil); err != nil || got.String() != want {
+		if err := CopyLog(t.Context(), &got, path, LogStart{Tail: n}, nil); err != nil || got.String() != want {
 			t.Errorf("the last %d lines: %d bytes, want %d: %v", n, got.Len(), len(want), err)
 		}
 	}
@@ -218,7 +218,7 @@ func TestTail(t *testing.T) {
 	if err != nil || len(left) != 8 {
 		t.Errorf("left %v, %v", left, err)
 	}
-	if err := CopyLog(t.Context(), io.Discard, path, -1, nil); !errors.Is(err, ErrNoLog) {
+	if err := CopyLog(t.Context(), io.Discard, path, LogStart{Tail: -1}, nil); !errors.Is(err, ErrNoLog) {
 		t.Errorf("a log that isn't there: %v", err)
 	}
 	if err := removeLog(filepath.Join(dir, "none", "x.log")); err != nil {

@@ -139,6 +139,10 @@ func (s *stack) startProxy(ctx context.Context) error {
 
 // serveE2B serves E2B's API, which tells clients what is being waited for until openE2B.
 func (s *stack) serveE2B(ctx context.Context) error {
+	most, err := mostConnections()
+	if err != nil {
+		return err
+	}
 	free, cancel := context.WithTimeout(ctx, s.cfg.Timeout(portTimeout))
 	defer cancel()
 	l, err := listenTCP(free, s.cfg.API.Listen.String())
@@ -151,8 +155,11 @@ func (s *stack) serveE2B(ctx context.Context) error {
 		Domain: s.cfg.Proxy.Authority(), MaxTimeout: time.Duration(s.cfg.API.MaxTimeout), MaxBatch: s.cfg.API.MaxBatch,
 		Ready:   func(ctx context.Context) health.Report { return s.board.Report(ctx) },
 		Awaited: s.board.Awaited,
-		Metrics: s.metrics, MoreMetrics: prometheus.GathererFunc(s.proxyMetrics), MetricsFrom: s.cfg.API.MetricsFrom, Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
+		Metrics: s.metrics, MoreMetrics: prometheus.GathererFunc(s.proxyMetrics), MetricsFrom: s.cfg.API.MetricsFrom,
+		MaxConnections: most, Log: s.Log.With("part", "api"), Timeout: s.cfg.Timeout,
 	})
+	// It tells clients that the stack is being stopped until all else is.
+	s.undo.Push(s.e2b.Close)
 	s.group.Go(func() error { return s.e2b.Serve(s.life, l) })
 	return nil
 }

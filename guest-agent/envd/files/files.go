@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/guest-agent/envd/auth"
+	"github.com/cubesandbox/cube/guest-agent/envd/owned"
 	"github.com/cubesandbox/cube/guest-agent/envd/settings"
 	"github.com/cubesandbox/cube/guest-agent/envd/status"
 	"github.com/cubesandbox/cube/guest-agent/envd/users"
@@ -27,6 +28,7 @@ import (
 // Handler serves the files.
 type Handler struct {
 	Settings *settings.Store
+	Journal  owned.Journal
 }
 
 // Register adds the handler's routes.

@@ -153,7 +153,7 @@ func (up *upload) create(path, what string, fill func(*owned.File) error) error 
 	if err != nil {
 		return err
 	}
-	f, err := owned.Create(path, up.user)
+	f, err := up.h.Journal.Create(path, up.user)
 	if err != nil {
 		return err
 	}

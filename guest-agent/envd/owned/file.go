@@ -26,13 +26,14 @@ func IsTemporary(path string) bool { return strings.HasPrefix(filepath.Base(path
 // files (devices, pipes), mount points and files in directories that take no others (/proc) are written in place.
 type File struct {
 	*os.File
-	path string
-	temp string // empty: in place
+	path   string
+	temp   string // empty: in place
+	forget func() // that temp is there
 }
 
 // Create begins a file that belongs to the user, and makes the directories above it. It replaces one that is there, and keeps
 // its mode; a link is followed. Commit or Abort must be called.
-func Create(path string, u users.User) (_ *File, err error) {
+func (j Journal) Create(path string, u users.User) (_ *File, err error) {
 	if path, err = follow(path); err != nil {
 		return nil, err
 	}
@@ -52,15 +53,20 @@ func Create(path string, u users.User) (_ *File, err error) {
 	default:
 		mode = info.Mode().Perm()
 	}
-	temp := filepath.Join(filepath.Dir(path), temporary+rand.Text())
+	id := rand.Text()
+	temp := filepath.Join(filepath.Dir(path), temporary+id)
+	forget := j.note(id, temp)
 	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		forget()
+	}
 	if err != nil && info != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
 		return inPlace(path)
 	}
 	if err != nil {
 		return nil, err
 	}
-	w := &File{File: f, path: path, temp: temp}
+	w := &File{File: f, path: path, temp: temp, forget: forget}
 	if err := errors.Join(f.Chown(int(u.UID), int(u.GID)), f.Chmod(mode)); err != nil {
 		w.Abort()
 		return nil, err
@@ -134,6 +140,7 @@ func (f *File) Commit(meta map[string]string) (err error) {
 		return err
 	}
 	f.temp = ""
+	f.forget()
 	// Who watches the directory has heard of a name. That it has content as well is heard of by a change of the file, to
 	// the size that it has.
 	info, err := f.Stat()
@@ -157,6 +164,7 @@ func (f *File) Abort() {
 	if f.temp != "" {
 		_ = os.Remove(f.temp)
 		f.temp = ""
+		f.forget()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
@@ -39,6 +40,7 @@ type Spec struct {
 	Tag     *string
 	Size    *Size // set: a terminal
 	NoInput bool
+	Log     bool          // the output is in Registry.Log, too
 	Timeout time.Duration // 0: none
 }
 
@@ -49,6 +51,8 @@ type Registry struct {
 	Environ []string
 	// Commands and Terminals are the control groups of processes; nil: envd's.
 	Commands, Terminals *os.File
+	// Log gets the output of commands that are to be logged.
+	Log *slog.Logger
 
 	mu  sync.Mutex
 	all map[uint32]*Process // those that run, and those that ended a short while ago
@@ -81,6 +85,9 @@ func (r *Registry) Start(spec Spec) (_ *Process, _ *Subscription, err error) {
 	p.PID = uint32(cmd.Process.Pid)
 	p.protectOthers()
 	sub := p.Subscribe()
+	if spec.Log {
+		go p.log(p.Subscribe(), r.Log)
+	}
 	r.add(p)
 	go p.watch(outputs)
 	return p, sub, nil

@@ -3,6 +3,7 @@ package processes
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -38,7 +39,7 @@ func newClient(t *testing.T) (process.ProcessClient, *Registry) {
 	must(t, os.WriteFile(passwd, fmt.Appendf(nil, "%s:x:%s:%s::%s:\nother:x:1234:1235::/:\n", me.Username, me.Uid, me.Gid, home), 0o600))
 	store := &settings.Store{Users: users.Database{Passwd: passwd, Group: "/nonexistent"}}
 	must(t, store.Load(settings.Settings{User: me.Username, Env: map[string]string{"GLOBAL": "g", "BOTH": "global"}}))
-	r := &Registry{Settings: store, Environ: []string{"PATH=" + os.Getenv("PATH"), "HOME=/wrong", "BOTH=daemon"}}
+	r := &Registry{Settings: store, Environ: []string{"PATH=" + os.Getenv("PATH"), "HOME=/wrong", "BOTH=daemon"}, Log: slog.New(slog.DiscardHandler)}
 	mux := http.NewServeMux()
 	mux.Handle(process.NewProcessHandler(&Service{Registry: r}))
 	s := httptest.NewServer(mux)

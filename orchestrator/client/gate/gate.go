@@ -1,6 +1,6 @@
 // Package gate is an SSH server (RFC 4251 to 4254) at the user's end: ssh talks to it by a pipe, and it has a sandbox do what is
-// asked for by envd and by the proxy. So ssh, scp, sftp, rsync and editors work with sandboxes that have no SSH server, and nothing of
-// SSH goes over the network. It decides nothing: who may do what is envd's and the proxy's.
+// asked for by envd and by the proxy. So ssh, scp and sftp work with sandboxes that have no SSH server, and nothing of SSH goes over
+// the network. It decides nothing: who may do what is envd's and the proxy's.
 package gate
 
 import (

@@ -10,13 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/internal/config"
-	"github.com/cubesandbox/cube/internal/process"
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/orchestrator/ingress/daemon"
 )
@@ -26,41 +26,77 @@ const socketSuffix = ".sock"
 // instance is a proxy's process.
 type instance struct {
 	client daemon.Client
+	// status is what it says; zero where it doesn't answer.
 	status daemon.Status
 }
 
-// instances finds the proxies there are by their sockets, and removes those that nobody listens at.
-func instances(ctx context.Context, cfg *config.Config) (all []*instance, err error) {
-	entries, err := os.ReadDir(cfg.ProxyDir())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+// instances finds the proxies there are. It is an error if one doesn't answer.
+func instances(ctx context.Context, cfg *config.Config) ([]*instance, error) {
+	all, stuck, err := find(ctx, cfg, askTimeout)
+	if err == nil && len(stuck) > 0 {
+		err = stuck[0].silent()
 	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout(askTimeout))
-	defer cancel()
-	for _, e := range entries {
-		in := &instance{client: daemon.Client{Socket: filepath.Join(cfg.ProxyDir(), e.Name())}}
-		if in.status, err = in.client.Status(ctx); err == nil {
-			all = append(all, in)
-			continue
-		}
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("the proxy behind %s doesn't answer: %w", in.client.Socket, err)
-		}
-		if isDead(in.client.Socket) {
-			_ = os.Remove(in.client.Socket) // another one may have done it
-		}
-	}
-	return all, nil
+	return all, err
 }
 
-// isDead says whether nobody listens at a socket.
-func isDead(socket string) bool {
+// find finds the proxies there are by their sockets: those that answer within limit and those that don't. It removes those sockets
+// that nobody listens at.
+func find(ctx context.Context, cfg *config.Config, limit time.Duration) (all, stuck []*instance, err error) {
+	entries, err := os.ReadDir(cfg.ProxyDir())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, nil, err
+	}
+	asked, cancel := context.WithTimeout(ctx, cfg.Timeout(limit))
+	defer cancel()
+	found := make([]*instance, len(entries))
+	var asking sync.WaitGroup
+	for i, e := range entries {
+		in := &instance{client: daemon.Client{Socket: filepath.Join(cfg.ProxyDir(), e.Name())}}
+		asking.Go(func() {
+			status, err := in.client.Status(asked)
+			if err == nil {
+				in.status, found[i] = status, in
+				return
+			}
+			switch knock := knock(in.client.Socket); {
+			case errors.Is(knock, unix.ECONNREFUSED):
+				_ = os.Remove(in.client.Socket) // another one may have done it
+			case asked.Err() != nil && knock == nil, errors.Is(knock, unix.EAGAIN): // as many wait as can
+				found[i] = in
+			}
+		})
+	}
+	asking.Wait()
+	for _, in := range found {
+		switch {
+		case in == nil:
+		case in.status == daemon.Status{}:
+			stuck = append(stuck, in)
+		default:
+			all = append(all, in)
+		}
+	}
+	if len(stuck) > 0 && ctx.Err() != nil { // they may have had less time than limit
+		return nil, nil, fmt.Errorf("%w: %w", stuck[0].silent(), ctx.Err())
+	}
+	return all, stuck, nil
+}
+
+func (in *instance) silent() error {
+	return fmt.Errorf("the proxy behind %s doesn't answer", in.client.Socket)
+}
+
+// knock connects to a socket, and no more.
+func knock(socket string) error {
 	c, err := net.Dial("unix", socket)
 	if err == nil {
 		_ = c.Close()
 	}
-	return errors.Is(err, unix.ECONNREFUSED)
+	return err
 }
+
+// isDead says whether nobody listens at a socket.
+func isDead(socket string) bool { return errors.Is(knock(socket), unix.ECONNREFUSED) }
 
 // makeDirs makes what the proxy and its keeper meet in: the proxy may pass through its own, and reads there what is its group's.
 func makeDirs(cfg *config.Config) error {
@@ -193,7 +229,10 @@ func withFD(l syscall.Conn, to *uintptr, f func() error) error {
 
 // Stop ends all proxies there are: what is open has a moment to end before. ctx bounds how long they are waited for.
 func Stop(ctx context.Context, cfg *config.Config) error {
-	all, err := instances(ctx, cfg)
+	all, stuck, err := find(ctx, cfg, askTimeout)
+	for _, in := range stuck {
+		err = errors.Join(err, in.kill(ctx, cfg))
+	}
 	for _, in := range all {
 		over, lerr := in.client.Life(ctx)
 		if lerr == nil {
@@ -214,22 +253,4 @@ func Stop(ctx context.Context, cfg *config.Config) error {
 		_ = os.Remove(in.client.Socket)
 	}
 	return err
-}
-
-// kill ends a proxy that doesn't do it. Its pid is what it says itself: it must be that of a proxy.
-func (in *instance) kill(ctx context.Context, cfg *config.Config) error {
-	found, err := process.Find(func(argv []string) bool {
-		return len(argv) == 4 && argv[1] == "proxy" && argv[2] == "--keeper" && argv[3] == in.status.Identity
-	})
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout(askTimeout))
-	defer cancel()
-	for _, p := range found {
-		if p.PID == in.status.PID {
-			return p.Kill(ctx)
-		}
-	}
-	return nil
 }

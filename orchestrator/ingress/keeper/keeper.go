@@ -27,6 +27,8 @@ import (
 const (
 	// askTimeout bounds a question to a proxy, which answers from memory.
 	askTimeout = 5 * time.Second
+	// hangTimeout is after which a proxy that listens and doesn't answer is taken to be beyond help: all that is open by it is lost.
+	hangTimeout = 15 * time.Second
 	// A proxy that has ended is started again: at once if it had lived for longer than lastBackoff, else after ever longer waits.
 	firstBackoff = 200 * time.Millisecond
 	lastBackoff  = 30 * time.Second
@@ -45,7 +47,7 @@ type Keeper struct {
 }
 
 // Start has a proxy serve with the configuration, of the executable exe: one that does so already, or a new one, which takes the
-// port from the one before, whose streams go on. It returns when the proxy serves. ctx bounds that alone.
+// port from the one before, whose streams go on. One that has hung is killed. It returns when the proxy serves. ctx bounds that alone.
 func Start(ctx context.Context, cfg *config.Config, exe string, log *slog.Logger) (_ *Keeper, err error) {
 	k := &Keeper{cfg: cfg, log: log, exe: exe, cert: certificate.NewKeeper(cfg, log)}
 	defer func() {
@@ -62,7 +64,7 @@ func Start(ctx context.Context, cfg *config.Config, exe string, log *slog.Logger
 	if _, err := k.cert.Put(ctx); err != nil {
 		return nil, err
 	}
-	all, err := instances(ctx, cfg)
+	all, stuck, err := find(ctx, cfg, hangTimeout)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +78,7 @@ func Start(ctx context.Context, cfg *config.Config, exe string, log *slog.Logger
 			before = append(before, in)
 		}
 	}
-	if err := k.takePort(ctx, before); err != nil {
+	if err := k.takePort(ctx, before, stuck); err != nil {
 		return nil, err
 	}
 	if k.current == nil {
@@ -107,8 +109,8 @@ func identity(cfg *config.Config, exe string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)[:12]), err
 }
 
-// takePort gets the configured port from a proxy that has it, or opens it.
-func (k *Keeper) takePort(ctx context.Context, before []*instance) error {
+// takePort gets the configured port from a proxy that has it, or opens it. Those that are stuck are ended.
+func (k *Keeper) takePort(ctx context.Context, before, stuck []*instance) (err error) {
 	have := before
 	if k.current != nil {
 		have = append([]*instance{k.current}, before...)
@@ -122,16 +124,37 @@ func (k *Keeper) takePort(ctx context.Context, before []*instance) error {
 		// What an unprivileged process has handed over is looked at first.
 		if at, err := netip.ParseAddrPort(l.Addr().String()); err == nil && samePort(at, k.cfg.Proxy.Listen) {
 			k.listener = l
-			return nil
+			break
 		}
 		_ = l.Close()
 	}
-	if k.current != nil {
+	if k.listener == nil && k.current != nil {
 		return errors.New("the proxy that serves doesn't hand its port over")
 	}
-	l, err := daemon.Listen(ctx, k.cfg)
-	k.listener = l
+	for _, in := range stuck {
+		if err := k.end(ctx, in); err != nil {
+			return err
+		}
+	}
+	if k.listener == nil {
+		k.listener, err = daemon.Listen(ctx, k.cfg)
+	}
 	return err
+}
+
+// end kills a proxy that is stuck, and takes the port from it, unless there is one already.
+func (k *Keeper) end(ctx context.Context, in *instance) error {
+	p, err := in.process()
+	if err != nil {
+		return err
+	}
+	k.log.Warn("a proxy doesn't answer and is killed, with all that is open by it", "pid", p.PID, "waited", k.cfg.Timeout(hangTimeout))
+	if k.listener == nil && p.PID != 0 {
+		if k.listener, err = seize(p, k.cfg.Proxy.Listen); err != nil {
+			k.log.Warn("who waits for that proxy to accept him has to try again", "error", err)
+		}
+	}
+	return in.kill(ctx, k.cfg)
 }
 
 // samePort compares where a listener is with where it should be; 0.0.0.0 and [::] are the same where both can be had.
@@ -188,7 +211,7 @@ func (k *Keeper) keep(ctx context.Context) error {
 
 // Probe asks whether a proxy serves.
 func (k *Keeper) Probe(ctx context.Context) error {
-	all, err := instances(ctx, k.cfg)
+	all, stuck, err := find(ctx, k.cfg, askTimeout)
 	if err != nil {
 		return err
 	}
@@ -196,6 +219,9 @@ func (k *Keeper) Probe(ctx context.Context) error {
 		if !in.status.Draining {
 			return nil
 		}
+	}
+	if len(stuck) > 0 {
+		return stuck[0].silent()
 	}
 	return errors.New("no proxy serves")
 }

@@ -1,10 +1,12 @@
 package keeper
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"strconv"
@@ -12,10 +14,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/internal/process"
 )
 
 func TestServesWithoutPrivileges(t *testing.T) {
@@ -193,6 +198,55 @@ func TestKilled(t *testing.T) {
 	cancel()
 	if err := <-ran; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestHung has the proxy hang: the next keeper, or a stop, doesn't wait for it for ever, and clients that do are served by its successor.
+func TestHung(t *testing.T) {
+	t.Setenv("CUBE_TIMEOUT_SCALE", "0.1")
+	w := newWorld(t)
+	w.cfg.TimeoutScale = 0.1
+	hang := func(k *Keeper) process.ID {
+		t.Helper()
+		p, err := process.Of(k.current.status.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(p.PID, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := k.Probe(w.ctx); err == nil || !strings.Contains(err.Error(), "doesn't answer") {
+			t.Errorf("one that hangs: %v", err)
+		}
+		return p
+	}
+	first := w.start(t, exe)
+	w.get(t, "http")
+	hung := hang(first)
+	waiting, err := net.Dial("tcp", w.cfg.Proxy.Listen.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waiting.Close()
+	_ = waiting.SetDeadline(time.Now().Add(30 * time.Second))
+	fmt.Fprintf(waiting, "GET / HTTP/1.1\r\nHost: %s\r\n\r\n", w.host)
+	second := w.start(t, exe)
+	if resp, err := http.ReadResponse(bufio.NewReader(waiting), nil); err != nil || resp.StatusCode != 200 {
+		t.Errorf("who has waited meanwhile: %v, %v", resp, err)
+	}
+	w.get(t, "https")
+	if hung.Alive() {
+		t.Error("it still hangs")
+	}
+	hung = hang(second)
+	if err := Stop(w.ctx, w.cfg); err != nil {
+		t.Error(err)
+	}
+	if hung.Alive() {
+		t.Error("it still hangs after a stop")
 	}
 }
 
