@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cubesandbox/cube/integration/stack"
 	"github.com/cubesandbox/cube/integration/testhost"
 	"github.com/cubesandbox/cube/internal/process"
 	"github.com/cubesandbox/cube/orchestrator/db"
@@ -34,6 +35,8 @@ func restartWith(t *testing.T, more string) {
 	cube := victims(false)[0]
 	cube.dies(t)
 	cube.returns(t)
+	// Who has asked the snapshotter while that was away, asks again only after a while.
+	s.Eventually(t, time.Minute, "containerd to reach the snapshotter", func() bool { return s.Ctr("snapshots", "--snapshotter", "cube", "ls").Err == nil })
 }
 
 // members are the pool's, as the control plane has written them down.
@@ -195,7 +198,9 @@ func used(t *testing.T, id string) time.Duration {
 // containerdPaused has containerd stand still until stop is called.
 func containerdPaused(t *testing.T) (stop func()) {
 	t.Helper()
-	found := s.Processes("bin/containerd ")
+	found := slices.DeleteFunc(s.Processes("bin/containerd "), func(p stack.Process) bool {
+		return !strings.HasSuffix(strings.Fields(p.Command)[0], "bin/containerd") // a shim
+	})
 	if len(found) != 1 {
 		t.Fatalf("%d containerds", len(found))
 	}

@@ -3,6 +3,8 @@ package lifecycle
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -41,6 +43,28 @@ func (s *stand) still() (ids []string) {
 		ids = append(ids, m.id)
 	}
 	return ids
+}
+
+// build makes another build of a public template of that name, or its first, and returns its id.
+func (s *stand) build(name string) string {
+	s.t.Helper()
+	b := db.Build{ID: "next-" + name, Team: team, CreatedAt: time.Now(), CPUs: 2, MemoryMB: 512, DiskMB: 1024}
+	snapshot, done, err := s.Begin(s.t.Context(), b)
+	must(s.t, err)
+	defer done()
+	s.host.mu.Lock()
+	s.host.snapshots[snapshot] = true
+	s.host.mu.Unlock()
+	_, err = s.db.Publish(s.t.Context(), db.Publication{Build: b.ID, Team: team, Name: name, Template: "t" + name, Tag: db.DefaultTag, Public: true})
+	must(s.t, err)
+	return b.ID
+}
+
+// members are all that there are, whatever they are doing.
+func (s *stand) members() (ids []string) {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	return slices.Collect(maps.Keys(s.pool.members))
 }
 
 // whole sees that machines, rows and members belong to one another, and returns how many members there are.
@@ -319,15 +343,7 @@ func TestPoolOfBuild(t *testing.T) {
 		defer s.stop()
 		ctx := t.Context()
 		before := s.still()
-		const build = "next"
-		snapshot, done, err := s.Begin(ctx, db.Build{ID: build, Team: team, CreatedAt: time.Now(), CPUs: 2, MemoryMB: 512, DiskMB: 1024})
-		must(t, err)
-		s.host.mu.Lock()
-		s.host.snapshots[snapshot] = true
-		s.host.mu.Unlock()
-		_, err = s.db.Publish(ctx, db.Publication{Build: build, Team: team, Name: "base", Tag: db.DefaultTag, Public: true})
-		must(t, err)
-		done()
+		build := s.build("base")
 		pass(10 * time.Second)
 		for _, id := range before {
 			if s.machine(id).lives != 0 {
@@ -362,10 +378,7 @@ func TestPoolGivesBack(t *testing.T) {
 		s := newStand(t, o)
 		defer s.stop()
 		ctx := t.Context()
-		must(t, s.db.BeginBuild(ctx, db.Build{ID: "other", Snapshot: "other", CreatedAt: time.Now(), CPUs: 1, MemoryMB: 512, DiskMB: 1024}))
-		_, err := s.db.Publish(ctx, db.Publication{Build: "other", Team: team, Name: "other", Template: "tother", Tag: db.DefaultTag})
-		must(t, err)
-		s.host.snapshots["other"] = true
+		s.build("other")
 		for range 2 {
 			must(t, s.Kill(ctx, team, s.create(nil).ID))
 		}
@@ -434,7 +447,7 @@ func TestPoolWaits(t *testing.T) {
 			go func() { _, _ = s.Create(t.Context(), Create{Team: team, Template: "base", Timeout: time.Hour}) }()
 		}
 		pass(2500 * time.Millisecond) // the last two have their turn
-		if n := len(s.pool.members); n != 0 {
+		if n := len(s.members()); n != 0 {
 			t.Errorf("%d members while creates wait", n)
 		}
 		pass(time.Minute)
