@@ -50,6 +50,20 @@ func templateCommand() *cli.Command {
 				Action: withAPI(templateBuild),
 			},
 			{
+				Name:        "create",
+				Usage:       "make a template, or another build of it, of a running sandbox, which goes on, and print its id",
+				ArgsUsage:   "NAME SANDBOX",
+				Description: "The template has the sandbox's disk, and runs what the sandbox's own template runs.",
+				Flags: []cli.Flag{
+					team, detach,
+					&cli.StringSliceFlag{Name: "tag", Usage: "what the build is called; more than one is possible", DefaultText: db.DefaultTag},
+					&cli.BoolFlag{Name: "public", Usage: "all teams may use it"},
+					&cli.IntFlag{Name: "cpus", Usage: "of its sandboxes: 1, or an even number", DefaultText: "2"},
+					&cli.IntFlag{Name: "memory", Usage: "of its sandboxes, in `MiB`", DefaultText: "1024"},
+				},
+				Action: withAPI(templateCreate),
+			},
+			{
 				Name:      "rebuild",
 				Usage:     "make another build of what templates were made of, and print the ids of those that there are then",
 				ArgsUsage: "NAME[:TAG]...",

@@ -38,6 +38,21 @@ func templateBuild(c *cli.Context, of *api.Client) error {
 	if port := c.Int("hook-port"); port != 0 {
 		r.Plan.Hook = &db.Hook{Port: port, Path: c.String("hook-path")}
 	}
+	return askBuild(c, of, r)
+}
+
+func templateCreate(c *cli.Context, of *api.Client) error {
+	if c.NArg() != 2 {
+		return errors.New("it takes a name and the id of a sandbox: cube template create NAME SANDBOX")
+	}
+	return askBuild(c, of, api.TemplateRequest{
+		Request: builds.Request{Team: c.String("team"), Name: c.Args().First(), Tags: c.StringSlice("tag"), Public: c.Bool("public"), CPUs: c.Int("cpus"), MemoryMB: c.Int("memory")},
+		Sandbox: c.Args().Get(1),
+	})
+}
+
+// askBuild asks for a build, and waits for it unless it needn't.
+func askBuild(c *cli.Context, of *api.Client, r api.TemplateRequest) error {
 	id, err := of.Build(c.Context, r)
 	if err != nil {
 		return fmt.Errorf("template %s: %w", r.Name, err)

@@ -2,12 +2,9 @@ package api
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"slices"
 	"time"
-
-	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/internal/control"
 	"github.com/cubesandbox/cube/orchestrator/builds"
@@ -17,7 +14,9 @@ import (
 // TemplateRequest asks for a build of a template. Its team need not have a key, but has to be there.
 type TemplateRequest struct {
 	builds.Request
-	Plan builds.Plan `json:"plan"`
+	// Plan says what is to be built, unless it is the disk of Sandbox, one of the team's that runs.
+	Plan    builds.Plan `json:"plan"`
+	Sandbox string      `json:"sandbox,omitempty"`
 }
 
 // BuildID names a build and its template.
@@ -145,23 +144,17 @@ func withBuilds[In, Out any](s *Service, f func(*http.Request, *builds.Service, 
 
 // build asks for a build and says what it is to be of.
 func build(ctx context.Context, b *builds.Service, r TemplateRequest) (BuildID, error) {
-	made, err := b.Create(ctx, r.Request)
+	ask := b.Ask
+	if r.Sandbox != "" {
+		ask = func(ctx context.Context, of builds.Request, _ builds.Plan) (builds.Created, error) {
+			return b.OfSandbox(ctx, of, r.Sandbox)
+		}
+	}
+	made, err := ask(ctx, r.Request, r.Plan)
 	if err != nil {
 		return BuildID{}, err
 	}
-	id := BuildID{made.Template, made.Build}
-	if err := b.Start(ctx, r.Team, db.Ref{Name: made.Template}, made.Build, r.Plan, nil); err != nil {
-		return BuildID{}, besides(err, b.Cancel(context.WithoutCancel(ctx), made.Build))
-	}
-	return id, nil
-}
-
-// besides adds what has failed besides to an error that keeps its class.
-func besides(err, other error) error {
-	if other == nil || errdefs.IsNotFound(other) {
-		return err
-	}
-	return fmt.Errorf("%w; %v", err, other)
+	return BuildID{made.Template, made.Build}, nil
 }
 
 func listTemplates(ctx context.Context, b *builds.Service) ([]Template, error) {

@@ -25,6 +25,8 @@ type Plan struct {
 	// use, as users call it.
 	Image    string `json:"image,omitempty"`
 	Template string `json:"template,omitempty"`
+	// Sandbox is the one that Template is a snapshot of, for this build alone: it goes with its end.
+	Sandbox string `json:"sandbox,omitempty"`
 	// Secret: the image's registry is asked with a password, which is nowhere in here.
 	Secret bool `json:"secret,omitempty"`
 	// The rest is as in templates.Recipe.

@@ -198,7 +198,7 @@ func (s *Service) Cancel(ctx context.Context, id string) error {
 	if err := s.ready(); err != nil {
 		return err
 	}
-	if !s.cancel(id) {
+	if !s.cancel(ctx, id) {
 		err := s.db.EndJob(ctx, id, Reason{Message: canceled}.encode(), nil)
 		s.tell(id)
 		return err
@@ -234,7 +234,7 @@ func (s *Service) Delete(ctx context.Context, team, id string) error {
 	s.mu.Unlock()
 	for _, id := range all {
 		if _, err := s.db.Job(ctx, id); errdefs.IsNotFound(err) {
-			s.cancel(id)
+			s.cancel(ctx, id)
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ package builds
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 	"github.com/cubesandbox/cube/orchestrator/templates"
 )
 
@@ -28,6 +30,7 @@ type Engine interface {
 	Ready() error
 	Begin(ctx context.Context, b db.Build) (snapshot string, done func(), err error)
 	Keep(ctx context.Context, build string) (done func(), err error)
+	Snapshot(ctx context.Context, team, id, name string) (lifecycle.Snapshot, error)
 	DeleteSnapshot(ctx context.Context, team, id string) error
 	Tidy()
 	SignUpload(to string) string
@@ -123,6 +126,7 @@ func (s *Service) Open(ctx context.Context) error {
 		if err := s.db.EndJob(ctx, j.ID, reason.encode(), nil); err != nil {
 			return err
 		}
+		s.leave(ctx, j.Team, plan)
 		s.Log.Warn("a build that was under way has come to nothing", "build", j.ID, "team", j.Team, "reason", reason.Message)
 	}
 	return nil
@@ -185,12 +189,13 @@ func (s *Service) next() {
 			}
 		}
 		w := s.queue[first]
-		s.queue = append(s.queue[:first:first], s.queue[first+1:]...)
+		s.queue = slices.Delete(slices.Clone(s.queue), first, first+1)
 		ctx, stop := context.WithCancelCause(s.life)
 		w.stop = stop
 		s.going[w.id] = w
 		s.group.Go(func() {
 			s.build(ctx, w)
+			s.leave(context.WithoutCancel(ctx), w.team, w.plan)
 			stop(nil)
 			w.release()
 			s.mu.Lock()
@@ -201,22 +206,24 @@ func (s *Service) next() {
 	}
 }
 
-// cancel takes a build from the queue or gives it up, and tells whether it goes on, until it is undone.
-func (s *Service) cancel(id string) (going bool) {
+// cancel takes a build from the queue, or gives it up, which goes on then until it is undone.
+func (s *Service) cancel(ctx context.Context, id string) (going bool) {
+	var queued *work
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if w := s.going[id]; w != nil {
+	w := s.going[id]
+	if i := slices.IndexFunc(s.queue, func(w *work) bool { return w.id == id }); i >= 0 {
+		queued = s.queue[i]
+		s.queue = slices.Delete(slices.Clone(s.queue), i, i+1)
+	}
+	s.mu.Unlock()
+	if queued != nil {
+		queued.release()
+		s.leave(ctx, queued.team, queued.plan)
+	}
+	if w != nil {
 		w.stop(errCanceled)
-		return true
 	}
-	for i, w := range s.queue {
-		if w.id == id {
-			w.release()
-			s.queue = append(s.queue[:i:i], s.queue[i+1:]...)
-			break
-		}
-	}
-	return false
+	return w != nil
 }
 
 // news is closed when there is something new of a build under way.

@@ -51,6 +51,19 @@ func (e *engine) Keep(ctx context.Context, build string) (func(), error) {
 	return e.keep(), err
 }
 
+// Snapshot makes one of a sandbox called box.
+func (e *engine) Snapshot(ctx context.Context, team, id, _ string) (lifecycle.Snapshot, error) {
+	if id != "box" {
+		return lifecycle.Snapshot{}, errdefs.ErrNotFound.WithMessage("sandbox '" + id + "' not found")
+	}
+	b := db.Build{ID: "of-box", Team: team, Snapshot: "of-box", Origin: id, CPUs: 1, MemoryMB: 128}
+	if err := e.db.BeginBuild(ctx, b); err != nil {
+		return lifecycle.Snapshot{}, err
+	}
+	t, err := e.db.Publish(ctx, db.Publication{Build: b.ID, Team: team, Template: "tbox", Tag: db.DefaultTag, Snapshot: true})
+	return lifecycle.Snapshot{ID: t + ":" + db.DefaultTag}, err
+}
+
 func (e *engine) DeleteSnapshot(ctx context.Context, team, id string) error {
 	ref, err := db.ParseRef(id)
 	if err != nil {
@@ -401,6 +414,45 @@ func TestRebuild(t *testing.T) {
 	s.Digest = func(context.Context, string) (string, error) { return "another", nil }
 	if why := tell(); why["a"] != "image a is another one since" {
 		t.Errorf("%q", why)
+	}
+}
+
+// TestOfSandbox: the snapshot that a template is made of is there for that alone, however that ends.
+func TestOfSandbox(t *testing.T) {
+	for _, end := range []string{"ready", "failed", "canceled", "queued", "interrupted"} {
+		s, ctx := newStand(t), t.Context()
+		if _, err := s.OfSandbox(ctx, Request{Team: "blue", Name: "none"}, "none"); !errdefs.IsNotFound(err) {
+			t.Error(err)
+		}
+		if end == "queued" {
+			s.begin("blue", "a", Plan{Image: "a"})
+			s.begin("blue", "b", Plan{Image: "b"})
+		}
+		c, err := s.OfSandbox(ctx, Request{Team: "blue", Name: "app"}, "box")
+		s.must(err)
+		switch end {
+		case "ready":
+			s.maker.of("") <- fine
+		case "failed":
+			s.maker.of("") <- func(templates.Report) error { return errors.New("it broke") }
+		case "canceled", "queued":
+			s.must(s.Cancel(ctx, c.Build))
+		}
+		if end != "interrupted" {
+			s.ended(c)
+		}
+		s.Close()
+		s.boot()
+		if b := s.state(c); (b.State == db.JobReady) != (end == "ready") || b.Plan.Sandbox != "box" {
+			t.Errorf("%s: %+v", end, b)
+		}
+		if _, _, err := s.db.Resolve(ctx, "blue", db.Ref{Name: "tbox"}); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: its snapshot is still there: %v", end, err)
+		}
+		if _, err := s.Rebuild(ctx, "blue", db.Ref{Name: "app"}, false); end == "ready" && !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: %v", end, err)
+		}
+		s.Close()
 	}
 }
 

@@ -69,7 +69,7 @@ func (s *Service) whole(ctx context.Context, of db.Template) (t Template, err er
 // Outdated tells why another build of what a build that is ready is of would be another one, as far as that is known here; "" if it
 // wouldn't.
 func (s *Service) Outdated(ctx context.Context, b Build) (why string, err error) {
-	if b.State != db.JobReady || b.Product == nil || b.Plan == nil {
+	if b.State != db.JobReady || b.Product == nil || b.Plan == nil || b.Plan.Sandbox != "" {
 		return "", nil
 	}
 	if b.Product.Builder != s.Version {
@@ -129,6 +129,8 @@ func (s *Service) Rebuild(ctx context.Context, team string, of db.Ref, outdated 
 	switch {
 	case len(t.Names) == 0 || b.Plan == nil:
 		return refuse("it isn't known what template '%s' was made of: build it again of that", of)
+	case b.Plan.Sandbox != "":
+		return refuse("template '%s' was made of sandbox %s as it was then: make it again of one", of, b.Plan.Sandbox)
 	case b.Plan.Secret:
 		return refuse("template '%s' was made of an image whose registry wants a password, which isn't kept: build it again of that", of)
 	}
@@ -137,14 +139,17 @@ func (s *Service) Rebuild(ctx context.Context, team string, of db.Ref, outdated 
 			return Created{}, err
 		}
 	}
-	made, err := s.Create(ctx, Request{Team: team, Name: t.Names[0], Tags: b.Tags, CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB})
+	return s.Ask(ctx, Request{Team: team, Name: t.Names[0], Tags: b.Tags, CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB}, *b.Plan)
+}
+
+// Ask asks for a build and says what it is to be of.
+func (s *Service) Ask(ctx context.Context, r Request, p Plan) (Created, error) {
+	made, err := s.Create(ctx, r)
 	if err != nil {
 		return Created{}, err
 	}
-	if err := s.Start(ctx, team, db.Ref{Name: made.Template}, made.Build, *b.Plan, nil); err != nil {
-		if gone := s.Cancel(context.WithoutCancel(ctx), made.Build); gone != nil {
-			s.Log.Warn("a build that can't be started can't be ended", "build", made.Build, "error", gone)
-		}
+	if err := s.Start(ctx, r.Team, db.Ref{Name: made.Template}, made.Build, p, nil); err != nil {
+		s.giveUp(ctx, made.Build)
 		return Created{}, err
 	}
 	return made, nil

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
-import { sdk, test } from './harness.mjs'
+import { sdk, test, until } from './harness.mjs'
 
 const { Sandbox, Template, waitForFile } = sdk
 const image = 'cube.local/base:bookworm'
@@ -77,8 +77,8 @@ export default async function () {
   await test('build: of another template, without waiting', async () => {
     const info = await Template.buildInBackground(Template().fromTemplate('whole:v1').runCmd('echo child > /tmp/child'), 'child', small)
     let status
-    do status = await Template.getBuildStatus(info, { logsOffset: 0 })
-    while (status.status === 'waiting' || status.status === 'building')
+    const over = () => status && status.status !== 'waiting' && status.status !== 'building'
+    await until('the end of the build', over, async () => (status = await Template.getBuildStatus(info)))
     assert.equal(status.status, 'ready', status.reason?.message)
     const sandbox = await Sandbox.create('child')
     try {
