@@ -30,7 +30,7 @@ func oddLayer(t *testing.T) []byte {
 		{Name: "odd/suid", Typeflag: tar.TypeReg, Mode: 0o6755, Uid: 0, Gid: 42},
 		{Name: "odd/far", Typeflag: tar.TypeReg, Mode: 0o604, Uid: 4294967000, Gid: 3000000000, PAXRecords: map[string]string{"SCHILY.xattr.user.e2b.kept": "yes"}},
 		{Name: "odd/link", Typeflag: tar.TypeSymlink, Linkname: "far", Mode: 0o777, Uid: 7, Gid: 8},
-		{Name: "odd/hard", Typeflag: tar.TypeLink, Linkname: "odd/far"},
+		{Name: "odd/hard", Typeflag: tar.TypeLink, Linkname: "odd/far", Mode: 0o604, Uid: 4294967000, Gid: 3000000000},
 	} {
 		h.ModTime, h.Format = time.Unix(1_500_000_000, 0), tar.FormatPAX
 		must(t, w.WriteHeader(h))

@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cubesandbox/cube/internal/config"
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/guests"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
@@ -54,7 +56,7 @@ func newKitchen(t *testing.T) *kitchen {
 	_, err = d.CreateKey(t.Context(), team)
 	must(t, err)
 	k := &kitchen{T: t, cfg: cfg, machines: machines.New(cfg, c, slog.New(slog.DiscardHandler)), guests: guests.New(cfg.Timeout)}
-	k.builder = &templates.Builder{Config: cfg, Machines: k.machines, Guests: k.guests, Layers: d, Version: "test"}
+	k.builder = &templates.Builder{Config: cfg, Machines: k.machines, Guests: k.guests, Layers: d, Room: k, Version: "test"}
 	t.Cleanup(func() {
 		must(t, k.builder.Purge(context.Background(), team))
 		all, err := k.machines.All(context.Background())
@@ -64,6 +66,9 @@ func newKitchen(t *testing.T) *kitchen {
 	})
 	return k
 }
+
+// AdmitBuild has room for everything.
+func (k *kitchen) AdmitBuild(admission.Shape) (done func(), err error) { return func() {}, nil }
 
 // Open has the files of the one COPY that there is.
 func (k *kitchen) Open(context.Context, string, string) (io.ReadCloser, error) {
@@ -115,7 +120,11 @@ func (k *kitchen) says(name string, made templates.Made, want [][2]string) {
 	}
 }
 
-// TestRecipe: steps of every kind, in the image's and in another template's disk, from the cache, and those that fail.
+// long has the tests take their time.
+var long = os.Getenv("CUBE_TEST_LONG") != ""
+
+// TestRecipe: steps of every kind, in the image's and in another template's disk, from the cache, and those that fail. The long form
+// makes one from the cache as a whole, one that is never ready, and one with a larger disk.
 func TestRecipe(t *testing.T) {
 	if os.Getenv(inside) == "" {
 		t.Skip("SKIPPED: TestSteps runs it")
@@ -140,11 +149,35 @@ func TestRecipe(t *testing.T) {
 	want := [][2]string{
 		{"id -un; pwd; echo $NEW $ODD", "root\n/home/user/app\nof the image image"},
 		{"cat /made ~/started", "of the image as root in /home/user\nof the image"},
-		{"pgrep -x -f 'sleep 4321' >/dev/null || ps; stat -c '%u:%g %a' /own", "12:34 4711"},
+		{`for p in /proc/[0-9]*; do [ "$(tr '\0' ' ' <$p/cmdline)" != 'sleep 4321 ' ] || echo runs; done; stat -c '%u:%g %a' /own`, "runs\n12:34 4711"},
 		{"stat -c '%u:%g %a %s' ~user/app/bin/run.sh; readlink ~user/app/bin/link; stat -c %U ~user/app", "0:12 755 3145728\nrun.sh\nuser"},
 		{"cd /odd; stat -c '%n %u:%g %a %h' . suid far link hard; cmp far hard", ". 70001:70002 3775 2\nsuid 0:42 6755 1\nfar 4294967000:3000000000 604 2\nlink 7:8 777 1\nhard 4294967000:3000000000 604 2"},
 	}
 	k.says("first", made, want)
+
+	bad := r
+	bad.Steps = append(slices.Clone(r.Steps), templates.Step{Type: templates.Run, Args: []string{"seq 30; echo no good >&2; exit 3"}})
+	_, err = k.make(bad, "bad")
+	var f *templates.Failure
+	if !errors.As(err, &f) || f.Step != "6" || f.Err.Error() != "exit status 3" || len(f.Last) != 20 || !slices.Contains(f.Last, "no good") || !k.told("4 CACHED COPY src bin/ root:12") {
+		t.Errorf("a step that fails: %v", err)
+	}
+	larger := made.DiskMB
+	if long {
+		larger += 1024
+	}
+	base := &db.Build{ID: "b1", Snapshot: "first", DiskMB: made.DiskMB, Settings: made.Settings}
+	on, err := k.make(templates.Recipe{Team: team, Base: base, CPUs: 1, MemoryMB: 256, DiskMB: larger, Steps: []templates.Step{
+		{Type: templates.User, Args: []string{"user"}}, {Type: templates.Run, Args: []string{"touch ~/more"}},
+	}}, "on")
+	must(t, err)
+	k.says("on", on, [][2]string{
+		{"id -un; echo $NEW; cat /made; ls ~", "user\nof the image\nof the image as root in /home/user\napp\nmore\nstarted"},
+		{fmt.Sprintf("stat -c '%%u:%%g %%a' /own; echo $(( $(df --output=size / | tail -1) > (%d << 10) * 9 / 10 ))", larger), "12:34 4711\n1"},
+	})
+	if !long {
+		return
+	}
 
 	again, err := k.make(r, "second")
 	must(t, err)
@@ -153,27 +186,10 @@ func TestRecipe(t *testing.T) {
 	}
 	k.says("second", again, want[:2])
 
-	bad := r
-	bad.Steps = append(slices.Clone(r.Steps), templates.Step{Type: templates.Run, Args: []string{"seq 30; echo no good >&2; exit 3"}})
-	_, err = k.make(bad, "bad")
-	var f *templates.Failure
-	if !errors.As(err, &f) || f.Step != "6" || f.Err.Error() != "exit status 3" || len(f.Last) != 20 || !slices.Contains(f.Last, "no good") || !k.told("4 CACHED COPY src bin/ root:12 ") {
-		t.Errorf("a step that fails: %v", err)
-	}
 	bad = r
 	bad.Run, bad.Ready = "echo I begin; exec sleep 4322", "echo not yet; exit 7"
 	_, err = k.make(bad, "unready")
 	if !errors.As(err, &f) || f.Step != "finalize" || !strings.Contains(f.Ready, "exit status 7: not yet") || !slices.Contains(f.Last, "I begin") {
 		t.Errorf("what is never ready: %v", err)
 	}
-
-	base := &db.Build{ID: "b1", Snapshot: "first", DiskMB: made.DiskMB, Settings: made.Settings}
-	on, err := k.make(templates.Recipe{Team: team, Base: base, CPUs: 1, MemoryMB: 384, DiskMB: 5120, Steps: []templates.Step{
-		{Type: templates.User, Args: []string{"user"}}, {Type: templates.Run, Args: []string{"touch ~/more"}},
-	}}, "on")
-	must(t, err)
-	k.says("on", on, [][2]string{
-		{"id -un; echo $NEW; cat /made; ls ~", "user\nof the image\nof the image as root in /home/user\napp\nmore\nstarted"},
-		{"stat -c '%u:%g %a' /own; echo $(( $(df --output=size / | tail -1) > 4500000 ))", "12:34 4711\n1"},
-	})
 }

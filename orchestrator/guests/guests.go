@@ -267,6 +267,7 @@ type refusal struct{ error }
 // insist repeats what takes at most limit until there is success or a refusal, or ctx ends.
 func (g *Guests) insist(ctx context.Context, limit time.Duration, try func(ctx context.Context) error) error {
 	pause := firstPause
+	var before error
 	for {
 		tctx, cancel := context.WithTimeout(ctx, g.Timeout(limit))
 		err := try(tctx)
@@ -274,6 +275,10 @@ func (g *Guests) insist(ctx context.Context, limit time.Duration, try func(ctx c
 		if err == nil {
 			return nil
 		}
+		if ctx.Err() != nil && before != nil { // it says nothing that was cut short
+			err = before
+		}
+		before = err
 		if r := (refusal{}); errors.As(err, &r) {
 			return r.error
 		}

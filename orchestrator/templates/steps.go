@@ -3,6 +3,7 @@ package templates
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -27,7 +28,7 @@ func (s Step) String() string {
 	for _, a := range s.Args {
 		text += " " + a
 	}
-	return cut(text)
+	return cut(strings.TrimRight(text, " "))
 }
 
 func cut(text string) string {
