@@ -395,7 +395,7 @@ func newStand(t *testing.T, o Options) *stand {
 	must(t, err)
 	_, err = d.CreateKey(t.Context(), "blue")
 	must(t, err)
-	must(t, d.BeginBuild(t.Context(), db.Build{ID: "build", Snapshot: "base", CreatedAt: time.Now(), CPUs: 2, MemoryMB: 512, DiskMB: 1024,
+	must(t, d.BeginBuild(t.Context(), db.Build{ID: "build", Team: team, Snapshot: "base", CreatedAt: time.Now(), CPUs: 2, MemoryMB: 512, DiskMB: 1024,
 		Settings: db.Settings{EnvdVersion: "0.6.13", User: "user", Hook: &db.Hook{Port: 8080, Path: "/who"}, Start: "serve"}}))
 	_, err = d.Publish(t.Context(), db.Publication{Build: "build", Team: team, Name: "base", Template: "tbase", Tag: db.DefaultTag, Public: true})
 	must(t, err)
