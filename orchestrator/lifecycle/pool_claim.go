@@ -76,6 +76,7 @@ func (e *Engine) claiming(ctx context.Context, r *row, m *member) outcome {
 	if err != nil {
 		return outcome{event: evUnfit, err: unfit{fmt.Errorf("claim sandbox %s: %w", r.ID, err)}}
 	}
+	// Only when it has gone on is it told anything: the address of one that has ended may be another's by now.
 	if err := e.introduce(ctx, r, m.addr, whyCreate); err != nil {
 		return outcome{event: evUnfit, err: err}
 	}
