@@ -111,6 +111,11 @@ func (s *Service) build(ctx context.Context, w *work) {
 			entry.Result, entry.Error = audit.Outcome(context.Cause(ctx))
 		}
 		s.Audit.Record(entry)
+		state := db.JobReady
+		if err != nil {
+			state = db.JobError
+		}
+		s.measured.took.WithLabelValues(string(state)).Observe(time.Since(began).Seconds())
 	}()
 	if err == nil {
 		log.Info("a template's build is ready", "took", time.Since(began).Round(time.Millisecond))

@@ -59,10 +59,11 @@ type Options struct {
 // Service has templates be built. All methods may be called from many goroutines.
 type Service struct {
 	Options
-	db      *db.DB
-	engine  Engine
-	builder Builder
-	uploads *Uploads
+	db       *db.DB
+	engine   Engine
+	builder  Builder
+	uploads  *Uploads
+	measured collectors
 
 	life    context.Context
 	endLife context.CancelCauseFunc
@@ -91,7 +92,7 @@ var (
 
 // New makes a service, which does nothing until it is open.
 func New(d *db.DB, e Engine, b Builder, u *Uploads, o Options) *Service {
-	s := &Service{Options: o, db: d, engine: e, builder: b, uploads: u, going: map[string]*work{}, follow: map[string]chan struct{}{}}
+	s := &Service{Options: o, db: d, engine: e, builder: b, uploads: u, measured: newCollectors(), going: map[string]*work{}, follow: map[string]chan struct{}{}}
 	s.life, s.endLife = context.WithCancelCause(context.Background())
 	return s
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/audit"
@@ -219,6 +220,11 @@ func TestTurns(t *testing.T) {
 	}
 	if s.engine.kept != 0 {
 		t.Errorf("%d builds are still kept", s.engine.kept)
+	}
+	metrics := prometheus.NewPedanticRegistry()
+	s.must(metrics.Register(s))
+	if all, err := metrics.Gather(); err != nil || len(all) != 2 || all[0].Metric[0].GetHistogram().GetSampleCount() != 4 {
+		t.Errorf("%v, %v", all, err)
 	}
 	if loose, err := s.db.Loose(t.Context()); err != nil || len(loose) > 0 {
 		t.Errorf("%+v, %v", loose, err)

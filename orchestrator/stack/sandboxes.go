@@ -174,7 +174,7 @@ func (s *stack) proxyMetrics() ([]*dto.MetricFamily, error) {
 
 // openE2B has E2B's API do what it is asked for.
 func (s *stack) openE2B(context.Context) error {
-	s.metrics.MustRegister(s.engine)
+	s.metrics.MustRegister(s.engine, s.builds)
 	s.e2b.Open(s.engine, s.db, s.db, s.builds)
 	return nil
 }

@@ -29,11 +29,12 @@ const (
 	bases
 	artefacts
 	contents
+	uploads
 	logs
 	numKinds
 )
 
-var kindNames = [numKinds]string{"layers", "disks", "snapshots", "paused", "base snapshots", "artefacts", "image contents", "logs"}
+var kindNames = [numKinds]string{"layers", "disks", "snapshots", "paused", "base snapshots", "artefacts", "image contents", "uploads", "logs"}
 
 // tally is who has which part of the disk.
 type tally struct {
@@ -163,9 +164,14 @@ func (t *tally) addOthers(_ context.Context, cfg *config.Config) error {
 			t.plain(contents, filepath.Join(blobs, e.Name()), e.Name())
 		}
 	}
-	return filepath.WalkDir(cfg.LogDir(), func(path string, e fs.DirEntry, err error) error {
+	return errors.Join(t.below(uploads, cfg.UploadDir()), t.below(logs, cfg.LogDir()))
+}
+
+// below adds all files below a directory.
+func (t *tally) below(kind int, dir string) error {
+	return filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
-			t.plain(logs, path, e.Name())
+			t.plain(kind, path, e.Name())
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
