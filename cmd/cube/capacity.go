@@ -57,7 +57,7 @@ func showCapacity(c *cli.Context, told client.Capacity) error {
 		fmt.Fprintf(w, " Of the last ten seconds something has waited for CPU in %.0f %%, memory %.0f %%, I/O %.0f %%.", p.CPU, p.Memory, p.IO)
 	}
 	used, limits := told.Team.Used, told.Team.Limits
-	fmt.Fprintf(w, "\nTeam %s runs %s sandboxes with %s vCPUs and %s of memory, and has %s of disk.\n\n", told.Team.ID, of(used.Running, limits.Running, strconv.Itoa), of(used.VCPUs, limits.VCPUs, strconv.Itoa),
+	fmt.Fprintf(w, "\nTeam %s runs %s sandboxes with %s vCPUs and %s of memory, and has %s of disk.\n\n", client.Printable(told.Team.ID), of(used.Running, limits.Running, strconv.Itoa), of(used.VCPUs, limits.VCPUs, strconv.Itoa),
 		of(used.Memory, limits.Memory, bytesSize), of(used.Disk, limits.Disk, bytesSize))
 	t = newTable(w, "TEMPLATE", "PROFILE", "VCPUS", "MEMORY", "RESERVED", "ROOM", "SHORT")
 	for _, r := range told.Templates {
@@ -65,8 +65,8 @@ func showCapacity(c *cli.Context, told client.Capacity) error {
 		if len(r.Names) > 0 {
 			name = strings.Join(r.Names, ", ")
 		}
-		t.row(name, r.Profile, strconv.Itoa(r.CPUs), bytesSize(int64(r.MemoryMB)<<20),
-			fmt.Sprintf("%s CPUs, %s, %s", cpus(r.Reserved.CPU), bytesSize(r.Reserved.Memory), bytesSize(r.Reserved.Disk)), strconv.Itoa(r.Count), r.Short)
+		t.row(client.Printable(name), client.Printable(r.Profile), strconv.Itoa(r.CPUs), bytesSize(int64(r.MemoryMB)<<20),
+			fmt.Sprintf("%s CPUs, %s, %s", cpus(r.Reserved.CPU), bytesSize(r.Reserved.Memory), bytesSize(r.Reserved.Disk)), strconv.Itoa(r.Count), client.Printable(r.Short))
 	}
 	return t.flush()
 }

@@ -78,7 +78,7 @@ func showProbe(c *cli.Context, r probe.Result) error {
 	}
 	w := c.App.Writer
 	t := newTable(w, "SANDBOXES OF "+r.Template, "BY")
-	t.row(strconv.Itoa(r.Admission), fmt.Sprintf("admission (%s; short then: %s)", r.Profile, r.Short))
+	t.row(strconv.Itoa(r.Admission), client.Printable(fmt.Sprintf("admission (%s; short then: %s)", r.Profile, r.Short)))
 	t.row(load, "this load, and the host's pressure")
 	if r.Memory > 0 {
 		t.row(strconv.Itoa(r.Memory), fmt.Sprintf("the host's memory, at %s each as measured", bytesSize(r.PerSandbox)))
