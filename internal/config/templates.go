@@ -21,12 +21,16 @@ type Templates struct {
 	// MaxUpload and Uploads bound one file that a client uploads for a build, and what all of them take.
 	MaxUpload Size `toml:"max_upload"`
 	Uploads   Size `toml:"uploads"`
+	// Images lets sandboxes be made of any image, without a template of it.
+	Images bool `toml:"images"`
+	// PromoteAfter is after how many sandboxes of an image a template is built of it; 0 = never.
+	PromoteAfter int `toml:"promote_after"`
 }
 
 func defaultTemplates() Templates {
 	return Templates{
 		Cache: 4 * units.GiB, ReadyTimeout: Duration(5 * time.Minute), Concurrency: max(1, runtime.NumCPU()/2),
-		MaxUpload: units.GiB, Uploads: 8 * units.GiB,
+		MaxUpload: units.GiB, Uploads: 8 * units.GiB, Images: true, PromoteAfter: 10,
 	}
 }
 
@@ -38,6 +42,8 @@ func (t *Templates) validate() error {
 		return fmt.Errorf("templates.concurrency = %d must be at least 1", t.Concurrency)
 	case t.MaxUpload < units.MiB || t.Uploads < t.MaxUpload:
 		return fmt.Errorf("templates.max_upload = %s must be at least 1MiB, and templates.uploads = %s as large", t.MaxUpload, t.Uploads)
+	case t.PromoteAfter < 0:
+		return fmt.Errorf("templates.promote_after = %d must be 0 or more", t.PromoteAfter)
 	}
 	return nil
 }

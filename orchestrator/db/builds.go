@@ -42,6 +42,8 @@ type Settings struct {
 	Ready string `json:"ready,omitempty"`
 	// Start is a command that is started afresh in each sandbox: none runs in the snapshot. It is of the default user's shell.
 	Start string `json:"start,omitempty"`
+	// Image is what its machines begin with, by its name; "": they go on from the snapshot, otherwise there is none.
+	Image string `json:"image,omitempty"`
 	// Digest is that of the image that it was made of, "" where that was a template's build. Builder is the version of what has made
 	// it, and Inputs the digest of all that went into its disk.
 	Digest  string `json:"digest,omitempty"`
@@ -122,15 +124,16 @@ type Publication struct {
 	Team  string
 	// Name is the template's, "" for one without. There may be one of the name, of which it becomes another build.
 	Name string
-	// Template is the id of the template if it has to be made.
-	Template string
-	Tag      string
-	Snapshot bool // of a sandbox
-	Public   bool
+	// Template is the id of the template if it has to be made, MaxTemplates how many the team may have then; 0 is any number.
+	Template     string
+	MaxTemplates int
+	Tag          string
+	Snapshot     bool // of a sandbox
+	Public       bool
 }
 
 // Publish is what ends the making of a build. It returns the template's id. A name that stands for a template where a snapshot
-// is to be, or the other way round, is errdefs.ErrAlreadyExists.
+// is to be, or the other way round, is errdefs.ErrAlreadyExists, and a template too many errdefs.ErrResourceExhausted.
 func (d *DB) Publish(ctx context.Context, p Publication) (template string, err error) {
 	err = d.update(ctx, func(tx *sql.Tx) error {
 		if err := teamOpen(ctx, tx, p.Team); err != nil {
@@ -142,6 +145,9 @@ func (d *DB) Publish(ctx context.Context, p Publication) (template string, err e
 		err := tx.QueryRowContext(ctx, "SELECT t.id, t.snapshot FROM names n JOIN templates t ON t.id = n.template WHERE n.team = ? AND n.name = ?", p.Team, p.Name).Scan(&template, &snapshot)
 		switch {
 		case errors.Is(err, sql.ErrNoRows):
+			if err := within(ctx, tx, p.MaxTemplates, "templates", "SELECT count(*) FROM templates WHERE team = ? AND NOT snapshot", p.Team); err != nil {
+				return err
+			}
 			if _, err := tx.ExecContext(ctx, "INSERT INTO templates (id, team, public, snapshot, created, updated) VALUES (?, ?, ?, ?, ?, ?)",
 				template, p.Team, p.Public, p.Snapshot, now, now); err != nil {
 				return err

@@ -77,10 +77,13 @@ func (s *Server) readBatch(c *call) (batch.Request, error) {
 	if !b.Has("template") {
 		return r, c.checked()
 	}
-	ref, err := parseRef("template", b.String("template"))
+	ref, image, err := parseOrigin("template", b.String("template"))
 	c.note(err)
 	if err := c.checked(); err != nil {
 		return r, err
+	}
+	if r.Create.Image = image; image != "" {
+		return r, nil
 	}
 	r.Create.Template = ref.String()
 	_, err = s.templates.Template(c.ctx, c.team, ref) // which all items would be refused for

@@ -77,9 +77,11 @@ func (s *Server) readCreate(c *call, g generation) (lifecycle.Create, error) {
 		RequestID:       c.id,
 	}
 	if b.Has("templateID") {
-		ref, err := parseRef("templateID", b.String("templateID"))
+		ref, image, err := parseOrigin("templateID", b.String("templateID"))
 		c.note(err)
-		w.Template = ref.String()
+		if w.Image = image; image == "" {
+			w.Template = ref.String()
+		}
 	}
 	resume := b.Object("autoResume")
 	if b.Has("autoResume") {

@@ -3,6 +3,9 @@ package e2b
 import (
 	"fmt"
 	"regexp"
+	"strings"
+
+	"github.com/distribution/reference"
 
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
@@ -27,6 +30,28 @@ func parseSandboxID(field, s string) (string, error) {
 
 // maxRef is longer than any name of a template, with a team and a tag.
 const maxRef = 400
+
+// imagePrefix begins what isn't a template but an image. There is a slash behind it, which a tag can't have.
+const imagePrefix = "image:"
+
+// parseOrigin reads what a sandbox is made of: a template, or an image, which has its registry's host.
+func parseOrigin(field, s string) (template db.Ref, image string, err error) {
+	rest, is := strings.CutPrefix(s, imagePrefix)
+	if !is || !strings.Contains(rest, "/") {
+		template, err = parseRef(field, s)
+		return template, "", err
+	}
+	host, _, _ := strings.Cut(rest, "/")
+	switch _, err := reference.ParseNamed(rest); {
+	case len(s) > maxRef:
+		return template, "", invalid("%s: it has %d characters, there can be %d", field, len(s), maxRef)
+	case !strings.ContainsAny(host, ".:") && host != "localhost":
+		return template, "", invalid("%s: %s has no registry: image:docker.io/library/debian:12 has", field, quote(s))
+	case err != nil:
+		return template, "", invalid("%s: %s isn't an image's full name: %v", field, quote(s), err)
+	}
+	return template, rest, nil
+}
 
 // parseRef reads the name or id of a template or snapshot. field is what an error names.
 func parseRef(field, s string) (db.Ref, error) {

@@ -50,6 +50,12 @@ func (m *machines) Create(_ context.Context, w lifecycle.Machine) (netip.Addr, e
 	return m.runs(w.ID), nil
 }
 
+func (m *machines) Begin(_ context.Context, b lifecycle.Beginning) (netip.Addr, json.RawMessage, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.runs(b.ID), json.RawMessage(`{}`), nil
+}
+
 func (m *machines) runs(id string) netip.Addr {
 	m.next++
 	addr := netip.AddrFrom4([4]byte{10, 200, 0, m.next})
@@ -122,6 +128,7 @@ func (guests) Exec(_ context.Context, _ netip.Addr, _, line string, out func(lif
 	return lifecycle.Exit{}, nil
 }
 
+func (guests) Version(context.Context, netip.Addr) (string, error) { return "0.6.13", nil }
 func (guests) Metrics(context.Context, netip.Addr, string) (lifecycle.Metric, error) {
 	return lifecycle.Metric{At: time.Now(), CPUs: 2, CPUUsedPercent: 12.5, MemTotal: 1 << 30}, nil
 }

@@ -17,7 +17,7 @@ import (
 // Create makes a sandbox, of a member of the pool if there is one, and returns when it can be used. When ctx ends before, there is
 // none.
 func (e *Engine) Create(ctx context.Context, c Create) (_ Sandbox, err error) {
-	ctx, end := e.asked(ctx, audit.Create, audit.Entry{Team: c.Team, Snapshot: auditName(c.Template)})
+	ctx, end := e.asked(ctx, audit.Create, audit.Entry{Team: c.Team, Snapshot: auditName(cmp.Or(c.Template, c.Image))})
 	defer end(&err)
 	if err := e.Ready(); err != nil {
 		return Sandbox{}, err
@@ -25,14 +25,10 @@ func (e *Engine) Create(ctx context.Context, c Create) (_ Sandbox, err error) {
 	if err := e.Audit.Ready(); err != nil {
 		return Sandbox{}, err
 	}
-	ref, err := db.ParseRef(c.Template)
-	if err != nil {
-		return Sandbox{}, err
-	}
 	if err := e.allowed(c.Timeout); err != nil {
 		return Sandbox{}, err
 	}
-	t, b, err := e.db.Resolve(ctx, c.Team, ref)
+	t, b, alias, err := e.origin(ctx, c)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -46,14 +42,19 @@ func (e *Engine) Create(ctx context.Context, c Create) (_ Sandbox, err error) {
 	if r.Request == "" {
 		r.Request = randomID(20)
 	}
-	if ref.Name != t.ID {
-		r.Alias = ref.Name
-	}
+	r.Alias = alias
 	asked := onBehalf(ctx)
 	asked.about = r.entry()
 	asked.about.Sandbox, asked.about.Snapshot = "", asked.Snapshot // there is none yet
 	if b.Origin != "" {
 		asked.Action = audit.Restore
+	}
+	if b.Settings.Image != "" { // which the pool can't keep ready
+		sb, err := e.make(ctx, r, "", whyCreate)
+		if err == nil {
+			e.promote(t, b)
+		}
+		return sb, err
 	}
 	if m := e.pool.take(b); m != nil {
 		if sb, ok, err := e.fromPool(ctx, r, m); ok {
@@ -61,6 +62,22 @@ func (e *Engine) Create(ctx context.Context, c Create) (_ Sandbox, err error) {
 		}
 	}
 	return e.make(ctx, r, b.Snapshot, whyCreate)
+}
+
+// origin is what a sandbox is made of, and how the create calls it, "" by its id.
+func (e *Engine) origin(ctx context.Context, c Create) (t db.Template, b db.Build, alias string, err error) {
+	if c.Image != "" {
+		t, b, err = e.ofImage(ctx, c.Team, c.Image)
+		return t, b, c.Image, err
+	}
+	ref, err := db.ParseRef(c.Template)
+	if err != nil {
+		return t, b, "", err
+	}
+	if t, b, err = e.db.Resolve(ctx, c.Team, ref); err == nil && ref.Name != t.ID {
+		alias = ref.Name
+	}
+	return t, b, alias, err
 }
 
 // allowed checks how long a sandbox is to run.
@@ -146,7 +163,13 @@ func (e *Engine) killed(b *box) {
 // creating calls up when the machine is.
 func (e *Engine) creating(ctx context.Context, r *row, snapshot, why string, up func()) outcome {
 	var addr netip.Addr
+	var version string
+	known := func(*row) {}
 	err := e.stage(ctx, stageMachine, r.ID, func(ctx context.Context) (err error) {
+		if r.Settings.Image != "" {
+			addr, known, err = e.beginning(ctx, r)
+			return err
+		}
 		addr, err = e.machines.Create(ctx, Machine{ID: r.ID, Team: r.Team, Snapshot: snapshot, Container: r.Settings.Container, Network: r.egress()})
 		return err
 	})
@@ -155,8 +178,16 @@ func (e *Engine) creating(ctx context.Context, r *row, snapshot, why string, up 
 		up() // what it is told may take its time
 		err = e.introduce(ctx, r, addr, why)
 	}
+	if version = r.Settings.EnvdVersion; err == nil && version == "" {
+		version, err = e.guests.Version(ctx, addr)
+	}
 	if err != nil {
 		return outcome{event: evUnfit, err: err}
 	}
-	return outcome{event: evRuns, change: e.begins(addr, r.Timeout)}
+	begins := e.begins(addr, r.Timeout)
+	return outcome{event: evRuns, change: func(r *row) error {
+		known(r)
+		r.Settings.EnvdVersion = version
+		return begins(r)
+	}}
 }

@@ -44,6 +44,8 @@ type Options struct {
 	Starts int
 	// Since is when the host, or Cube on it, was started: no machine of before runs any more.
 	Since time.Time
+	// Images are what sandboxes are made of that have no template.
+	Images ImageOptions
 	// SampleEvery is how often sandboxes that run are asked what they use; 0 asks them when somebody wants to know.
 	SampleEvery time.Duration
 	// Pool keeps machines ready for sandboxes to come.
@@ -78,15 +80,17 @@ type Engine struct {
 	refusals *prometheus.CounterVec
 	aged     chan struct{} // has room for one: retention is to look again
 
-	mu       sync.Mutex // not held while anything else is waited for
-	open     bool
-	closed   bool
-	jobs     int           // under way
-	drained  chan struct{} // closed when none is, after the engine is closed
-	boxes    map[string]*box
-	wanted   map[string]int // builds that stay, by how many want them, or that are dropped
-	feeds    map[*feed]struct{}
-	starting int64 // bytes of memory of machines that are being started
+	mu      sync.Mutex // not held while anything else is waited for
+	open    bool
+	closed  bool
+	jobs    int           // under way
+	drained chan struct{} // closed when none is, after the engine is closed
+	boxes   map[string]*box
+	wanted  map[string]int // builds that stay, by how many want them, or that are dropped
+	// promoting has builds of images that are used often, with how many sandboxes there have to be for another try.
+	promoting map[string]int64
+	feeds     map[*feed]struct{}
+	starting  int64 // bytes of memory of machines that are being started
 }
 
 var (
@@ -114,7 +118,7 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 		o.Audit = audit.Nowhere{}
 	}
 	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), pool: newPool(o.Pool), starts: make(chan struct{}, o.Starts), sweeps: make(chan struct{}, 1), aged: make(chan struct{}, 1), drained: make(chan struct{}),
-		boxes: map[string]*box{}, wanted: map[string]int{}, feeds: map[*feed]struct{}{},
+		boxes: map[string]*box{}, wanted: map[string]int{}, promoting: map[string]int64{}, feeds: map[*feed]struct{}{},
 		ledger: admission.NewLedger(o.Admission, o.Limits), refusals: newRefusals()}
 	rows, err := d.SandboxesIn(ctx)
 	if err != nil {

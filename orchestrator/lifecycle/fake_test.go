@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -48,6 +49,7 @@ type machine struct {
 	hooked   []HookBody
 	started  []string
 	rolledTo string
+	image    string // that it began with
 }
 
 func newHost() *host {
@@ -136,6 +138,19 @@ func (h *host) Create(ctx context.Context, m Machine) (addr netip.Addr, err erro
 		return nil
 	})
 	return addr, err
+}
+
+func (h *host) Begin(ctx context.Context, b Beginning) (addr netip.Addr, container json.RawMessage, err error) {
+	err = h.do(ctx, "begin", b.ID, func() error {
+		if h.machines[b.ID] != nil {
+			return errdefs.ErrAlreadyExists
+		}
+		addr = h.addr()
+		h.machines[b.ID] = &machine{state: Runs, addr: addr, lives: 1, image: b.Image}
+		h.network[b.ID] = b.Network
+		return nil
+	})
+	return addr, json.RawMessage(`{"of":"` + b.Image + `"}`), err
 }
 
 func (h *host) Pause(ctx context.Context, id string, memory bool) error {
@@ -348,6 +363,10 @@ func (h *host) Exec(ctx context.Context, addr netip.Addr, _, line string, out fu
 	}
 	out(Output{Bytes: []byte(line)})
 	return Exit{}, err
+}
+
+func (h *host) Version(ctx context.Context, addr netip.Addr) (string, error) {
+	return "0.6.13", h.guest(ctx, "version", addr, func(*machine) {})
 }
 
 func (h *host) Metrics(ctx context.Context, addr netip.Addr, _ string) (Metric, error) {

@@ -23,6 +23,8 @@ type Guests interface {
 	Start(ctx context.Context, addr netip.Addr, token, command string) error
 	// Exec has envd run a command line to its end, and hands what it writes to out as it comes.
 	Exec(ctx context.Context, addr netip.Addr, token, line string, out func(Output)) (Exit, error)
+	// Version asks envd for the level of E2B's interface that it has.
+	Version(ctx context.Context, addr netip.Addr) (string, error)
 	// Metrics asks envd what the sandbox uses.
 	Metrics(ctx context.Context, addr netip.Addr, token string) (Metric, error)
 }

@@ -13,6 +13,9 @@ import (
 type Machines interface {
 	// Create makes a running machine, with nothing in it told who it is, and returns where it is reached.
 	Create(ctx context.Context, m Machine) (netip.Addr, error)
+	// Begin makes one that goes on from no other, with nothing in it told who it is, and returns what Machine.Container is of snapshots
+	// of it.
+	Begin(ctx context.Context, b Beginning) (addr netip.Addr, container json.RawMessage, err error)
 	// Pause saves a machine to disk and ends it. Without memory it is its disk that is kept, and what runs in it is given the
 	// time to write there what it has. After an error, Look tells what has come of it.
 	Pause(ctx context.Context, id string, memory bool) error
@@ -61,6 +64,18 @@ type Machine struct {
 	Snapshot  string
 	Container json.RawMessage
 	Network   Egress
+}
+
+// Beginning is what a machine begins with that goes on from no other.
+type Beginning struct {
+	ID, Team string
+	// Image is one that is here. Disk is a snapshot of a machine that began with it, whose disk takes the place of the image's; "" is
+	// none.
+	Image, Disk string
+	// Args are arguments of envd, which is the first process; Env are added to the image's variables.
+	Args, Env              []string
+	CPUs, MemoryMB, DiskMB int
+	Network                Egress
 }
 
 // Egress is what a machine reaches: all but DenyOut, and of that what AllowOut has, each an address or CIDR; nothing of the host

@@ -48,6 +48,8 @@ type Create struct {
 	Team string
 	// Template is "[team/]name[:tag]", a template's id, or a snapshot's.
 	Template string
+	// Image is what it is made of instead, "" is none: a reference with its registry's host.
+	Image string
 	// Timeout is how long it runs before it is killed, or paused with AutoPause; above 0.
 	Timeout   time.Duration
 	AutoPause bool

@@ -14,23 +14,12 @@ import (
 	"github.com/cubesandbox/cube/shim/spec"
 )
 
-// Beginning is what a machine begins with that goes on from no other.
-type Beginning struct {
-	ID, Team string
-	// Image is one that is here. Disk is a snapshot of a machine that began with it, whose disk takes the place of the image's; "" is
-	// none.
-	Image, Disk string
-	// Args are arguments of envd, which is the first process; Env are added to the image's variables.
-	Args, Env              []string
-	CPUs, MemoryMB, DiskMB int
-}
-
 // Begin makes a running machine, and returns where it is reached and what lifecycle.Machine has to say of snapshots of it.
-func (m *Machines) Begin(ctx context.Context, b Beginning) (addr netip.Addr, container json.RawMessage, err error) {
+func (m *Machines) Begin(ctx context.Context, b lifecycle.Beginning) (addr netip.Addr, container json.RawMessage, err error) {
 	if err := m.client.Await(ctx); err != nil {
 		return addr, nil, err
 	}
-	settings, err := Settings(lifecycle.Egress{})
+	settings, err := Settings(b.Network)
 	if err != nil {
 		return addr, nil, err
 	}

@@ -168,7 +168,11 @@ func (c *Client) pull(ctx context.Context, name string, o PullOptions) (client.I
 	img, err := c.ctrd.Pull(ctx, name, client.WithResolver(resolver), client.WithPullLabels(o.Labels))
 	stop()
 	if err != nil {
-		return nil, fmt.Errorf("pull %s: %s; check the name and the network, or `cube image import` it from a file", name, pullCause(err))
+		why := fmt.Sprintf("pull %s: %s; check the name and the network, or `cube image import` it from a file", name, pullCause(err))
+		if errdefs.IsNotFound(err) {
+			return nil, errdefs.ErrNotFound.WithMessage(why)
+		}
+		return nil, errdefs.ErrUnavailable.WithMessage(why)
 	}
 	return img, c.unpack(ctx, img, o.Progress)
 }

@@ -61,7 +61,7 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 		Log: log, Timeout: s.cfg.Timeout, Since: s.since, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
 		SampleEvery: time.Duration(s.cfg.API.MetricsInterval), Admission: &s.cfg.Admission, Limits: &s.cfg.Limits, Host: admission.NewProc(s.cfg),
 		Pool:  lifecycle.PoolOptions{MaxMemory: int64(s.cfg.Pool.MaxMemory), MaxPerTemplate: s.cfg.Pool.MaxPerTemplate},
-		Audit: s.audit, Kept: s.kept(),
+		Audit: s.audit, Kept: s.kept(), Images: s.images(m),
 	})
 	if err != nil {
 		return err

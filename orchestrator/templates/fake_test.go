@@ -22,7 +22,6 @@ import (
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/guests"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
-	"github.com/cubesandbox/cube/orchestrator/machines"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 )
 
@@ -62,7 +61,7 @@ func (w *world) AdmitBuild(admission.Shape) (done func(), err error) {
 
 // being is a machine.
 type being struct {
-	machines.Beginning
+	lifecycle.Beginning
 	disk []string
 	user string
 }
@@ -103,7 +102,7 @@ func (w *world) Fetch(_ context.Context, f sandbox.Fetch) (sandbox.Fetched, erro
 	return sandbox.Fetched{Name: "docker.io/" + f.Ref, Digest: w.image, Env: []string{"PATH=/bin", "LANG=C"}}, nil
 }
 
-func (w *world) Begin(_ context.Context, b machines.Beginning) (netip.Addr, json.RawMessage, error) {
+func (w *world) Begin(_ context.Context, b lifecycle.Beginning) (netip.Addr, json.RawMessage, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	m := &being{Beginning: b, disk: []string{b.Image}}
@@ -128,7 +127,7 @@ func (w *world) add(m *being) netip.Addr {
 func (w *world) Create(_ context.Context, m lifecycle.Machine) (netip.Addr, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.add(&being{Beginning: machines.Beginning{ID: m.ID}, disk: slices.Clone(w.kept[m.Snapshot])}), nil
+	return w.add(&being{Beginning: lifecycle.Beginning{ID: m.ID}, disk: slices.Clone(w.kept[m.Snapshot])}), nil
 }
 
 // of finds a machine by its id.

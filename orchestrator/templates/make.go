@@ -15,7 +15,6 @@ import (
 	"github.com/cubesandbox/cube/internal/undo"
 	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
-	"github.com/cubesandbox/cube/orchestrator/machines"
 )
 
 // making is the making of a template: what there is of it so far.
@@ -85,7 +84,7 @@ func (m *making) begin(ctx context.Context, u *undo.Stack, at place, command ...
 	if len(command) > 0 {
 		args = append(append(args, "--"), command...)
 	}
-	v.addr, v.container, err = m.Machines.Begin(ctx, machines.Beginning{
+	v.addr, v.container, err = m.Machines.Begin(ctx, lifecycle.Beginning{
 		ID: v.id, Team: m.Team, Image: m.Name, Disk: m.disk, Args: args, Env: environ(env), CPUs: m.CPUs, MemoryMB: m.MemoryMB, DiskMB: m.DiskMB,
 	})
 	if err == nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/guests"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
-	"github.com/cubesandbox/cube/orchestrator/machines"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 )
 
@@ -30,7 +29,7 @@ const (
 // Machines are those of this host.
 type Machines interface {
 	Fetch(ctx context.Context, f sandbox.Fetch) (sandbox.Fetched, error)
-	Begin(ctx context.Context, b machines.Beginning) (addr netip.Addr, container json.RawMessage, err error)
+	Begin(ctx context.Context, b lifecycle.Beginning) (addr netip.Addr, container json.RawMessage, err error)
 	Create(ctx context.Context, m lifecycle.Machine) (netip.Addr, error)
 	Save(ctx context.Context, id, snapshot string) error
 	SaveDisk(ctx context.Context, id, snapshot, before string) (bytes int64, err error)
