@@ -31,6 +31,7 @@ func TestLoad(t *testing.T) {
 		{name: "logs", file: "[logs]\nmax_size = '1MiB'\n", check: func(c *Config) bool { return c.Logs.MaxSize == 1<<20 && c.Logs.MaxFiles == 3 }},
 		{name: "small logs", file: "[logs]\nmax_size = '1KiB'\n", err: "logs.max_size"},
 		{name: "no logs", file: "[logs]\nmax_files = 0\n", err: "logs.max_files"},
+		{name: "a pool of none", file: "[pool]\nmax_per_template = 0\n", err: "pool.max_per_template"},
 		{name: "audit", file: "[audit]\nmax_files = 5\n", check: func(c *Config) bool { return c.Audit.MaxFiles == 5 && c.Audit.MaxSize == 64<<20 }},
 		{name: "no audit", file: "[audit]\nmax_files = 0\n", err: "audit.max_files"},
 		{name: "small audit", file: "[audit]\nmax_size = '1KiB'\n", err: "audit.max_size"},
