@@ -167,6 +167,9 @@ func TestAccounts(t *testing.T) {
 	if got := l.Totals(); got.Spare != up || got.Reserved != up {
 		t.Errorf("a spare one: %+v", got)
 	}
+	if n, _ := l.Room("red", Shape{4, 1024, 1000, ""}, Reading{CPUs: 1, MemoryTotal: 1 << 40, MemoryAvailable: 1 << 40, DiskTotal: 1 << 40, DiskFree: 1 << 40}); n != 1 { // it takes the place of that
+		t.Errorf("with a spare one there is room for %d", n)
+	}
 	full := h
 	full.CPUs, full.Pressure = 0, Pressure{Memory: 100, Known: true}
 	must(l.Reserve("c", runs("blue", s), full, true))

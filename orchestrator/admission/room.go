@@ -56,7 +56,7 @@ func (l *Ledger) Room(team string, s Shape, h Reading) (n int, short string) {
 		}
 	}
 	need := Need(l.policy, s)
-	left := Capacity(l.policy, h).minus(l.reserved)
+	left := Capacity(l.policy, h).minus(l.reserved).plus(l.spare) // which is given up
 	least(left.MilliCPU, need.MilliCPU, ReasonCPU)
 	least(left.Memory, need.Memory, ReasonMemory)
 	least(h.MemoryAvailable-int64(l.policy.MemoryHeadroom), need.Memory, ReasonAvailable)
