@@ -115,6 +115,29 @@ func TestPurge(t *testing.T) {
 	}
 }
 
+// TestPurgeTemplate: with its team a template goes, with all of its builds and what they have kept of their steps.
+func TestPurgeTemplate(t *testing.T) {
+	if !long() {
+		t.Skip("it builds templates; CUBE_TEST_LONG=1 has it run")
+	}
+	c, team := newTeam(t)
+	before := footprint(t)
+	for range 2 {
+		c.cube(0, "template", "build", "--team", team, "--memory", "512", "own", "cube.local/base:bookworm")
+	}
+	c.says(c.create(map[string]any{"templateID": "own"}), "echo here", "here")
+	if got := c.cube(0, "df", "-v"); !strings.Contains(got, team) {
+		t.Errorf("df says nothing of the team's builds:\n%s", got)
+	}
+	t.Log(c.cube(0, "team", "purge", team))
+	asBefore(t, before)
+	for _, want := range []string{"build cli ok", "create api ok", "purge cli ok"} {
+		if got := c.audited(team); !slices.Contains(got, want) {
+			t.Errorf("recorded: %q, without %q", got, want)
+		}
+	}
+}
+
 // TestRetention: what isn't kept is shown, and goes when somebody says so, or by itself as the configuration says.
 func TestRetention(t *testing.T) {
 	c, team := newTeam(t)
