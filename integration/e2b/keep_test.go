@@ -84,6 +84,12 @@ func TestPurge(t *testing.T) {
 			t.Errorf("cube %s says of the team:\n%s", strings.Join(list, " "), got)
 		}
 	}
+	const image = "registry.test/private:1"
+	for _, args := range [][]string{{"image", "tag", "cube.local/base:bookworm", image}, {"image", "label", image, "io.cube.image-of." + team + "=true"}} {
+		if r := s.Ctr(args...); r.Err != nil {
+			t.Fatal(r.Err)
+		}
+	}
 	if got := c.cube(0, "team", "ls"); !strings.Contains(got, team) {
 		t.Errorf("team ls:\n%s", got)
 	}
@@ -91,10 +97,13 @@ func TestPurge(t *testing.T) {
 		t.Errorf("purge of default: %d, %s", r.Code, r.Stderr)
 	}
 	purged := c.cube(0, "team", "purge", team)
-	if strings.Contains(purged, "left") || strings.Count(purged, "removed") < 6 || !strings.Contains(purged, paused.ID) {
+	if strings.Contains(purged, "left") || strings.Count(purged, "removed") < 7 || !strings.Contains(purged, paused.ID) {
 		t.Errorf("purge says:\n%s", purged)
 	}
 	asBefore(t, before)
+	if got := s.Ctr("image", "ls", "-q").Stdout; strings.Contains(got, image) || !strings.Contains(got, "cube.local/base:bookworm") {
+		t.Errorf("images:\n%s", got)
+	}
 	if code, _, err := c.call("GET", "/v2/sandboxes", nil, nil); err != nil || code != 401 {
 		t.Errorf("the key of the team that is gone: %d, %v", code, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
+	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -54,7 +55,7 @@ func (e *Engine) ofImage(ctx context.Context, team, image string) (db.Template, 
 	}
 	// Of those that ask at the same time each makes it, which is another build of the same and nothing more.
 	cold := db.Build{
-		ID: uuid.NewString(), CreatedAt: time.Now(), CPUs: e.Images.CPUs, MemoryMB: e.Images.MemoryMB, DiskMB: e.Images.DiskMB,
+		ID: uuid.NewString(), Team: team, Key: audit.Of(ctx).Key, CreatedAt: time.Now(), CPUs: e.Images.CPUs, MemoryMB: e.Images.MemoryMB, DiskMB: e.Images.DiskMB,
 		Settings: db.Settings{User: imageUser, Image: name, Digest: digest},
 	}
 	_, done, err := e.Begin(ctx, cold)

@@ -52,6 +52,16 @@ func (m *Machines) Asset() teams.Asset {
 	}
 }
 
+// Images are those that were pulled for teams alone.
+func (m *Machines) Images() teams.Asset {
+	return teams.Asset{Kind: "image", List: func(ctx context.Context, team string) ([]string, error) {
+		if err := m.client.Await(ctx); err != nil {
+			return nil, err
+		}
+		return m.client.OwnImages(ctx, team)
+	}, Remove: m.client.Disown}
+}
+
 // owned names a team's containers, and the disks that their pods have.
 func (m *Machines) owned(ctx context.Context, team string) (names []string, err error) {
 	if err := m.client.Await(ctx); err != nil {

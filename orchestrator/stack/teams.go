@@ -39,5 +39,5 @@ func (s *stack) assets(m *machines.Machines, b *templates.Builder) []teams.Asset
 	jobs, uploads := s.builds.Assets()
 	layers := b.Asset()
 	sandboxes.Left, snapshots.Left, layers.Left = m.Left, m.LeftSnapshots, m.LeftSnapshots
-	return []teams.Asset{jobs, sandboxes, snapshots, layers, uploads, m.Asset()}
+	return []teams.Asset{jobs, sandboxes, snapshots, layers, uploads, m.Images(), m.Asset()}
 }
