@@ -31,7 +31,8 @@ type Fetched struct {
 }
 
 // Fetch finds an image that is here or else pulls it, and has the snapshotter make its disk. What another team has pulled as a user
-// of its registry isn't here for this one, until the registry lets it have it.
+// of its registry isn't here for this one, until the registry lets it have it. A registry of this host, or of a network of its, is asked
+// only where the host's configuration describes it: teams name images, and reach nothing by that which they otherwise wouldn't.
 func (c *Client) Fetch(ctx context.Context, f Fetch) (Fetched, error) {
 	ctx = c.context(ctx)
 	img, name, err := c.find(ctx, f.Ref)
@@ -39,7 +40,7 @@ func (c *Client) Fetch(ctx context.Context, f Fetch) (Fetched, error) {
 	case err == nil && owned(img.Labels(), f.Team):
 		err = c.unpack(ctx, img, f.Progress)
 	case err == nil || errdefs.IsNotFound(err):
-		img, err = c.pull(ctx, name, PullOptions{User: f.User, Secret: f.Secret, Labels: f.labels(img), Progress: f.Progress})
+		img, err = c.pull(ctx, name, PullOptions{User: f.User, Secret: f.Secret, Outside: true, Labels: f.labels(img), Progress: f.Progress})
 	}
 	if err != nil {
 		return Fetched{}, err

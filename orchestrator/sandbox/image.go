@@ -13,7 +13,6 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
-	remoteconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
@@ -141,6 +140,9 @@ func formatAll(all []platforms.Platform) []string {
 type PullOptions struct {
 	// User and Secret are for the registry; "" pulls as nobody.
 	User, Secret string
+	// Outside has nothing of this host and its networks be asked, unless the host's configuration describes the registry: somebody
+	// else has named it.
+	Outside bool
 	// Labels are containerd's.
 	Labels   map[string]string
 	Progress Progress
@@ -162,8 +164,7 @@ func (c *Client) Pull(ctx context.Context, ref string, o PullOptions) (string, e
 func (c *Client) pull(ctx context.Context, name string, o PullOptions) (client.Image, error) {
 	// Without a scheme of ours, registries on this machine may speak plain HTTP, where there is no one to listen in; all
 	// others must speak TLS. What the host's containerd configuration says of a registry goes first.
-	hosts := remoteconfig.HostOptions{HostDir: remoteconfig.HostDirFromRoot(registryConfig), Credentials: o.credentials(name)}
-	resolver := docker.NewResolver(docker.ResolverOptions{Hosts: remoteconfig.ConfigureHosts(ctx, hosts)})
+	resolver := docker.NewResolver(docker.ResolverOptions{Hosts: o.hosts(ctx, name)})
 	stop := o.Progress.step("pulling " + name)
 	img, err := c.ctrd.Pull(ctx, name, client.WithResolver(resolver), client.WithPullLabels(o.Labels))
 	stop()
@@ -179,16 +180,22 @@ func (c *Client) pull(ctx context.Context, name string, o PullOptions) (client.I
 
 // credentials are for the image's own registry: a mirror gets none.
 func (o PullOptions) credentials(name string) func(host string) (user, secret string, err error) {
-	registry := ""
-	if named, err := reference.ParseNormalizedNamed(name); err == nil {
-		registry = reference.Domain(named)
-	}
+	registry := registryOf(name)
 	return func(host string) (string, string, error) {
 		if own, err := docker.DefaultHost(registry); err != nil || host != own && host != registry {
 			return "", "", err
 		}
 		return o.User, o.Secret, nil
 	}
+}
+
+// registryOf is the registry of a full name.
+func registryOf(name string) string {
+	named, err := reference.ParseNormalizedNamed(name)
+	if err != nil {
+		return ""
+	}
+	return reference.Domain(named)
 }
 
 // pullCause says in a few words why a pull failed: the library repeats the URL at every layer.

@@ -1,0 +1,94 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/errdefs"
+)
+
+// sharedSpace is RFC 6598's, behind carriers' address translation: it is no more public than private networks.
+var sharedSpace = netip.MustParsePrefix("100.64.0.0/10")
+
+// public tells whether an address may be anybody's, not the host's own or a network's of its.
+func public(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.IsGlobalUnicast() && !a.IsPrivate() && !sharedSpace.Contains(a)
+}
+
+// described tells whether the host's containerd configuration is about that very registry.
+func described(registry string) bool {
+	dir, err := remoteconfig.HostDirFromRoot(registryConfig)(registry)
+	return err == nil && filepath.Base(dir) != "_default"
+}
+
+// outside has a client of a registry, who names it, reach nothing of the host and its networks by that name, nor by where it leads.
+// The proxies that the host's environment names are reached.
+func outside(c *http.Client) error {
+	t, ok := c.Transport.(*http.Transport)
+	if !ok {
+		return fmt.Errorf("a registry's transport is a %T", c.Transport)
+	}
+	t = t.Clone()
+	dial, proxies := t.DialContext, proxies(os.Getenv)
+	guarded := &net.Dialer{Control: func(_, address string, _ syscall.RawConn) error {
+		at, err := netip.ParseAddrPort(address)
+		if err != nil || !public(at.Addr()) {
+			return errdefs.ErrPermissionDenied.WithMessage(fmt.Sprintf(
+				"%s is of this host or a private network: describe the registry in %s, or `cube image pull` the image first", address, registryConfig))
+		}
+		return nil
+	}}
+	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if proxies[address] {
+			return dial(ctx, network, address)
+		}
+		return guarded.DialContext(ctx, network, address)
+	}
+	c.Transport = t
+	return nil
+}
+
+// proxies are those of the environment, HOST:PORT.
+func proxies(getenv func(string) string) map[string]bool {
+	all := map[string]bool{}
+	for _, name := range []string{"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"} {
+		text := getenv(name)
+		u, err := url.Parse(text)
+		if err != nil || u.Host == "" {
+			u, err = url.Parse("http://" + text)
+		}
+		if err != nil || u.Hostname() == "" {
+			continue
+		}
+		port := u.Port()
+		if port == "" {
+			port = map[string]string{"https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme]
+		}
+		if port == "" {
+			port = "80"
+		}
+		all[net.JoinHostPort(u.Hostname(), port)] = true
+	}
+	return all
+}
+
+var _ remoteconfig.UpdateClientFunc = outside
+
+// hosts are where an image is asked for.
+func (o PullOptions) hosts(ctx context.Context, name string) docker.RegistryHosts {
+	h := remoteconfig.HostOptions{HostDir: remoteconfig.HostDirFromRoot(registryConfig), Credentials: o.credentials(name)}
+	if o.Outside && !described(registryOf(name)) {
+		h.UpdateClient = outside
+	}
+	return remoteconfig.ConfigureHosts(ctx, h)
+}

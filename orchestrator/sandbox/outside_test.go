@@ -1,0 +1,84 @@
+package sandbox
+
+import (
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+)
+
+// TestPublic: what is the host's or its networks' is nobody's registry.
+func TestPublic(t *testing.T) {
+	for address, want := range map[string]bool{
+		"1.1.1.1": true, "2606:4700::1111": true, "127.0.0.1": false, "::1": false, "10.0.0.1": false, "192.168.1.1": false, "169.254.169.254": false,
+		"fe80::1": false, "fd00::1": false, "100.64.0.1": false, "0.0.0.0": false, "::": false, "::ffff:127.0.0.1": false, "::ffff:10.1.1.1": false, "224.0.0.1": false, "255.255.255.255": false,
+	} {
+		if got := public(netip.MustParseAddr(address)); got != want {
+			t.Errorf("%s: %v", address, got)
+		}
+	}
+}
+
+// TestOutside: a registry that a team names is not one of this host, by whatever name, but for the proxy of the host's environment.
+func TestOutside(t *testing.T) {
+	asked := 0
+	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
+	defer srv.Close()
+	_, port, err := net.SplitHostPort(srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, proxy := range []string{"", srv.URL} {
+		t.Setenv("HTTPS_PROXY", proxy)
+		for _, host := range []string{"127.0.0.1", "localhost"} {
+			asked = 0
+			c := &http.Client{Transport: docker.DefaultHTTPTransport(nil)}
+			c.Transport.(*http.Transport).Proxy = nil
+			if err := outside(c); err != nil {
+				t.Fatal(err)
+			}
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/v2/", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := c.Do(req)
+			if err == nil {
+				resp.Body.Close()
+			}
+			if allowed := proxy != "" && host == "127.0.0.1"; (asked == 1) != allowed || !allowed && (err == nil || !strings.Contains(err.Error(), "describe the registry in")) {
+				t.Errorf("%s with the proxy %q: asked %d times, %v", host, proxy, asked, err)
+			}
+		}
+	}
+	// And so are those that pulls ask.
+	t.Setenv("HTTPS_PROXY", "")
+	registry := net.JoinHostPort("localhost", port)
+	for _, outside := range []bool{false, true} {
+		asked = 0
+		hosts, err := PullOptions{Outside: outside}.hosts(t.Context(), registry+"/a:b")(registry)
+		if err != nil || len(hosts) != 1 {
+			t.Fatalf("%+v, %v", hosts, err)
+		}
+		resp, err := hosts[0].Client.Get("http://" + registry + "/v2/")
+		if err == nil {
+			resp.Body.Close()
+		}
+		if (asked == 0) != outside {
+			t.Errorf("outside %v: asked %d times, %v", outside, asked, err)
+		}
+	}
+}
+
+func TestProxies(t *testing.T) {
+	env := map[string]string{"HTTP_PROXY": "http://proxy.example:3128", "https_proxy": "other.example", "HTTPS_PROXY": "https://user:secret@third.example/", "http_proxy": "fourth:8080"}
+	got := slices.Sorted(maps.Keys(proxies(func(name string) string { return env[name] })))
+	if want := []string{"fourth:8080", "other.example:80", "proxy.example:3128", "third.example:443"}; !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
