@@ -61,6 +61,8 @@ func causeOf(ctx context.Context, ev event, to State) *cause {
 	switch {
 	case ev == evExpire && to == Pausing:
 		return &cause{Action: audit.Pause, By: audit.By{Via: audit.Deadline}}
+	case ev == evKill: // by the engine, which says why in the row
+		return &cause{Action: audit.Kill, By: audit.By{Via: audit.Host}}
 	case ev == evExpire:
 		return &cause{Action: audit.Kill, By: audit.By{Via: audit.Deadline}}
 	case ev == evGone:

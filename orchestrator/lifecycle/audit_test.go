@@ -249,3 +249,22 @@ func TestAuditRestart(t *testing.T) {
 		})
 	}
 }
+
+// TestAuditEphemeral: what the engine kills because the one before has ended is recorded, with why.
+func TestAuditEphemeral(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{})
+		sb := s.create(func(c *Create) { c.Ephemeral = true })
+		s.stop()
+		rec := &recorder{}
+		s.o.Audit = rec
+		s.boot()
+		defer s.stop()
+		pass(time.Second)
+		rec.mu.Lock()
+		defer rec.mu.Unlock()
+		if len(rec.all) != 1 || rec.all[0].Action != audit.Kill || rec.all[0].Sandbox != sb.ID || rec.all[0].Via != audit.Host || rec.all[0].Why == "" {
+			t.Errorf("recorded: %+v", rec.all)
+		}
+	})
+}

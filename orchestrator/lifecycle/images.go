@@ -99,7 +99,7 @@ func (e *Engine) promote(t db.Template, b db.Build) {
 	}
 	e.background(func() {
 		log := e.Log.With("team", t.Team, "image", b.Settings.Image, "template", t.ID)
-		if err := e.Images.Promote(e.life, t.Team, t.Names[0], b); err != nil {
+		if err := e.Images.Promote(audit.With(e.life, audit.By{Via: audit.Host}), t.Team, t.Names[0], b); err != nil {
 			log.Warn("a template can't be built of an image that is used often", "error", err)
 			return
 		}
