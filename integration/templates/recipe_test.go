@@ -152,6 +152,7 @@ func TestRecipe(t *testing.T) {
 		{`for p in /proc/[0-9]*; do [ "$(tr '\0' ' ' <$p/cmdline)" != 'sleep 4321 ' ] || echo runs; done; stat -c '%u:%g %a' /own`, "runs\n12:34 4711"},
 		{"stat -c '%u:%g %a %s' ~user/app/bin/run.sh; readlink ~user/app/bin/link; stat -c %U ~user/app", "0:12 755 3145728\nrun.sh\nuser"},
 		{"cd /odd; stat -c '%n %u:%g %a %h' . suid far link hard; cmp far hard", ". 70001:70002 3775 2\nsuid 0:42 6755 1\nfar 4294967000:3000000000 604 2\nlink 7:8 777 1\nhard 4294967000:3000000000 604 2"},
+		{"cd /odd; tar --xattrs -cf - far | grep -ac 'SCHILY.xattr.user.e2b.kept=yes'", "1"},
 	}
 	k.says("first", made, want)
 
