@@ -3,13 +3,17 @@ package task
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 
+	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/shim/pod"
 	"github.com/cubesandbox/cube/shim/spec"
 	"github.com/cubesandbox/cube/vmm"
@@ -103,6 +107,25 @@ func TestDeathOfThePodsMachine(t *testing.T) {
 		}
 	}
 	h.must(h.pod.StopMachine(t.Context()))
+}
+
+// TestNoMemoryForTheMachine: none is started where the host has no memory left for it, whoever asks, and nothing is left.
+func TestNoMemoryForTheMachine(t *testing.T) {
+	h := newHarness(t)
+	file := os.Getenv(config.FileEnv)
+	text, err := os.ReadFile(file)
+	h.must(err)
+	h.must(os.WriteFile(file, append(text, "[admission]\nmemory_headroom = '1024TiB'\n"...), 0o600))
+	h.spec("sleep")
+	if _, err := h.Service.Create(t.Context(), h.createRequest()); !errdefs.IsUnavailable(errgrpc.ToNative(err)) || !strings.Contains(err.Error(), "0 MiB of memory left for machines (admission.memory_headroom = 1PiB is kept)") {
+		t.Errorf("create: %v", err)
+	}
+	if n := len(h.launcher.All()); n != 0 {
+		t.Errorf("%d machines were started", n)
+	}
+	h.must(os.WriteFile(file, text, 0o600))
+	h.create("sleep")
+	h.must(h.kill("", syscall.SIGKILL))
 }
 
 func TestFailedMachineOfThePod(t *testing.T) {
