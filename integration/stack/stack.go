@@ -172,7 +172,7 @@ running = 2
 [network]
 dns_upstreams = [%q]
 [templates]
-ready_timeout = "30s"
+ready_timeout = "15s"
 `, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts, size, testhost.Resolver)}, extra...), "\n")
 	if err = os.WriteFile(s.file, []byte(text), 0o600); err == nil {
 		s.Config, err = config.Load(s.file)

@@ -173,6 +173,16 @@ func (s *stand) begin(team, name string, plan Plan) Created {
 	return c
 }
 
+// let has a build of an image, whose turn it is or will be soon, come to that end.
+func (s *stand) let(image string, end func(templates.Report) error) {
+	s.t.Helper()
+	select {
+	case s.maker.of(image) <- end:
+	case <-time.After(20 * time.Second):
+		s.t.Fatalf("a build of %q hasn't had its turn", image)
+	}
+}
+
 func (s *stand) state(c Created) Build {
 	s.t.Helper()
 	j, err := s.db.Job(s.t.Context(), c.Build)
@@ -205,15 +215,15 @@ func TestTurns(t *testing.T) {
 	b := s.begin("blue", "b", Plan{Image: "b"})
 	c := s.begin("blue", "c", Plan{Image: "c"})
 	d := s.begin("green", "d", Plan{Image: "d"})
-	s.maker.of("a") <- fine
+	s.let("a", fine)
 	if got, _ := s.ended(a); got.State != db.JobReady || got.Product.Digest != "d-a" {
 		t.Errorf("%+v", got)
 	}
-	s.maker.of("d") <- fine // which has come last, of a team of which none was going on
+	s.let("d", fine) // which has come last, of a team of which none was going on
 	s.ended(d)
-	s.maker.of("c") <- fine
+	s.let("c", fine)
 	s.ended(c)
-	s.maker.of("b") <- fine
+	s.let("b", fine)
 	s.ended(b)
 	if got := s.maker.had(); !strings.HasSuffix(got, "d c") {
 		t.Errorf("they had their turns as %s", got)
@@ -243,7 +253,7 @@ func TestReasons(t *testing.T) {
 		"internal": {errors.New("open /secret/place: permission denied"), Reason{Message: "internal error: the log of cube up has it under build "}},
 	} {
 		b := s.begin("blue", name, Plan{Image: name})
-		s.maker.of(name) <- func(tell templates.Report) error { tell("1", lifecycle.Info, "one\ntwo"); return c.err }
+		s.let(name, func(tell templates.Report) error { tell("1", lifecycle.Info, "one\ntwo"); return c.err })
 		got, lines := s.ended(b)
 		if got.State != db.JobError || got.Reason == nil || !strings.HasPrefix(got.Reason.Message, c.want.Message) || got.Reason.Step != c.want.Step || strings.Join(got.Reason.Last, ",") != strings.Join(c.want.Last, ",") {
 			t.Errorf("%s: %+v", name, got.Reason)
@@ -326,7 +336,7 @@ func TestRestart(t *testing.T) {
 		if got := s.state(waits); got.State != db.JobWaiting {
 			t.Errorf("%+v", got)
 		}
-		s.maker.of("queued") <- fine
+		s.let("queued", fine)
 		if got, _ := s.ended(queued); got.State != db.JobReady {
 			t.Errorf("%+v %+v", got, got.Reason)
 		}
@@ -371,10 +381,10 @@ func TestRebuild(t *testing.T) {
 		t.Error(err)
 	}
 	a := s.begin("blue", "a", Plan{Image: "a", Run: "serve", Ready: "true"})
-	s.maker.of("a") <- fine
+	s.let("a", fine)
 	s.ended(a)
 	child := s.begin("blue", "child", Plan{Template: "a"})
-	s.maker.of("") <- fine
+	s.let("", fine)
 	if got, _ := s.ended(child); got.Product.Base != a.Build {
 		t.Errorf("%+v", got.Product)
 	}
@@ -385,7 +395,7 @@ func TestRebuild(t *testing.T) {
 	}
 	again, err := s.Rebuild(ctx, "blue", of, false)
 	s.must(err)
-	s.maker.of("a") <- fine
+	s.let("a", fine)
 	if got, _ := s.ended(again); got.State != db.JobReady || got.Plan.Run != "serve" || again.Template != a.Template || got.CPUs != 2 || got.MemoryMB != 512 {
 		t.Errorf("%+v", got)
 	}
@@ -438,9 +448,9 @@ func TestOfSandbox(t *testing.T) {
 		s.must(err)
 		switch end {
 		case "ready":
-			s.maker.of("") <- fine
+			s.let("", fine)
 		case "failed":
-			s.maker.of("") <- func(templates.Report) error { return errors.New("it broke") }
+			s.let("", func(templates.Report) error { return errors.New("it broke") })
 		case "canceled", "queued":
 			s.must(s.Cancel(ctx, c.Build))
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -212,3 +213,46 @@ func TestPutRefuses(t *testing.T) {
 type failing struct{}
 
 func (failing) Read([]byte) (int, error) { return 0, errors.New("connection reset") }
+
+// TestLink: a link is good for its file and its time, and for as long as there is its template.
+func TestLink(t *testing.T) {
+	s, ctx := newStand(t), t.Context()
+	c, err := s.Create(ctx, Request{Team: "blue", Name: "app"})
+	s.must(err)
+	upload := func(until time.Time, sum string) error {
+		l := link{template: c.Template, team: "blue", sum: sumOf(1), until: until.Unix()}
+		u, err := url.Parse(l.path(s.engine))
+		s.must(err)
+		b := tarOf(t, 10, true)
+		return s.Upload(ctx, c.Template, sum, u.Query(), bytes.NewReader(b), int64(len(b)))
+	}
+	soon := time.Now().Add(time.Minute)
+	s.must(upload(soon, sumOf(1)))
+	if err := upload(soon, sumOf(2)); !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "isn't one that this API has given out") {
+		t.Errorf("for another file: %v", err)
+	}
+	if err := upload(time.Now().Add(-2*time.Second), sumOf(1)); !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "was good until") {
+		t.Errorf("too late: %v", err)
+	}
+	s.must(s.Delete(ctx, "blue", "app"))
+	if err := upload(soon, sumOf(1)); !errdefs.IsNotFound(err) {
+		t.Errorf("without a template: %v", err)
+	}
+	// What a team has goes with it.
+	jobs, uploads := s.Assets()
+	going := s.begin("blue", "going", Plan{Image: "a"})
+	if names, err := jobs.List(ctx, "blue"); err != nil || len(names) != 1 || names[0] != going.Build {
+		t.Errorf("%v, %v", names, err)
+	}
+	if names, err := uploads.List(ctx, "blue"); err != nil || len(names) != 1 {
+		t.Errorf("%v, %v", names, err)
+	}
+	s.must(jobs.Remove(ctx, "blue"))
+	s.must(uploads.Remove(ctx, "blue"))
+	left, err := jobs.List(ctx, "blue")
+	s.must(err)
+	more, err := uploads.List(ctx, "blue")
+	if err != nil || len(left)+len(more) > 0 || s.uploads.Has("blue", sumOf(1)) || s.uploads.used != 0 {
+		t.Errorf("%v and %v are left, %v", left, more, err)
+	}
+}
