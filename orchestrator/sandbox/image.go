@@ -170,8 +170,11 @@ func (c *Client) pull(ctx context.Context, name string, o PullOptions) (client.I
 	stop()
 	if err != nil {
 		why := fmt.Sprintf("pull %s: %s; check the name and the network, or `cube image import` it from a file", name, pullCause(err))
-		if errdefs.IsNotFound(err) {
+		switch {
+		case errdefs.IsNotFound(err):
 			return nil, errdefs.ErrNotFound.WithMessage(why)
+		case errdefs.IsPermissionDenied(err):
+			return nil, errdefs.ErrPermissionDenied.WithMessage(why)
 		}
 		return nil, errdefs.ErrUnavailable.WithMessage(why)
 	}
