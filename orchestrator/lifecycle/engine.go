@@ -241,6 +241,7 @@ func (e *Engine) step(ctx context.Context, b *box, seen *row, ev event, change f
 	}
 	is = was.clone()
 	is.State = to
+	is.rewinding = is.rewinding && to == was.State
 	if change != nil {
 		if err := change(is); err != nil {
 			return was, nil, err
