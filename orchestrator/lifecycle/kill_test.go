@@ -132,3 +132,33 @@ func TestKillGoesOn(t *testing.T) {
 		}
 	})
 }
+
+// TestKillTakesLong: a kill that has interrupted something isn't interrupted by another try of its own, however long it takes.
+func TestKillTakesLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{})
+		defer s.stop()
+		ctx := t.Context()
+		sb := s.create(nil)
+		s.host.slow(10 * time.Second)
+		saved := make(chan error, 1)
+		go func() {
+			_, err := s.Snapshot(ctx, team, sb.ID, "mine")
+			saved <- err
+		}()
+		pass(time.Second)
+		must(t, s.Kill(ctx, team, sb.ID))
+		if err := <-saved; err == nil {
+			t.Error("it was saved")
+		}
+		kills := 0
+		for _, call := range s.host.calls {
+			if call == "kill "+sb.ID {
+				kills++
+			}
+		}
+		if kills != 1 || s.state(sb.ID) != gone {
+			t.Errorf("%d kills, it is %q", kills, s.state(sb.ID))
+		}
+	})
+}

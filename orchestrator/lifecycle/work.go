@@ -148,7 +148,7 @@ func (e *Engine) deadline(started, at time.Time) time.Time {
 }
 
 // conclude makes of a state's work what comes next, and returns the work's error, if it still is one.
-func (e *Engine) conclude(b *box, o outcome) error {
+func (e *Engine) conclude(b *box, j *job, o outcome) error {
 	r := b.row.Load()
 	if r == nil {
 		return o.err
@@ -171,7 +171,12 @@ func (e *Engine) conclude(b *box, o outcome) error {
 		}
 	}
 	if o.event == "" {
-		e.later(b)
+		b.mu.Lock()
+		latest := b.job == j
+		b.mu.Unlock()
+		if latest { // otherwise it is what has interrupted it that goes on
+			e.later(b)
+		}
 		return o.err
 	}
 	if o.err != nil && o.event == evRuns && r.State == Pausing && r.AutoPause {
