@@ -146,10 +146,10 @@ func TestUploadOfKilledDaemon(t *testing.T) {
 	must(t, err)
 	b.shell("", "until ls "+dir+"/.cube-envd-*; do sleep .02; done")
 	b.run("kill", "-KILL", b.daemon())
+	in.Close() // the client waits for its own end of the body
 	if err := <-broke; err == nil {
 		t.Error("the upload has an answer")
 	}
-	in.Close()
 	b.waitLogTimes("envd serves", 2)
 	if got := b.shell("", "cd "+dir+"; for i in $(seq 500); do ls .cube-envd-* 2>/dev/null || break; sleep .02; done >/dev/null; ls -A; cat file"); got != "file\nbefore\n" {
 		t.Errorf("there is %q", got)

@@ -16,6 +16,8 @@ const (
 	StateSnapshotting = "snapshotting"
 	// StatePausing takes nothing that begins, but leaves what is open: a pause that fails cuts nothing.
 	StatePausing = "pausing"
+	// StateRewinding leaves what is open, too, until there is another epoch; what begins has to wait for that.
+	StateRewinding = "rewinding"
 )
 
 // EnvdPort is where envd listens in every sandbox. It asks for tokens of its own.
@@ -57,7 +59,7 @@ func (r *Route) Open() bool {
 
 // Carries says whether what has begun in an epoch may go on.
 func (r *Route) Carries(epoch string) bool {
-	return r.Epoch == epoch && (r.Open() || r.State == StatePausing)
+	return r.Epoch == epoch && (r.Open() || r.State == StatePausing || r.State == StateRewinding)
 }
 
 // HTTPS says whether the server at a port speaks TLS.
@@ -81,8 +83,8 @@ type Update struct {
 type Routes interface {
 	// Lookup tells the route as it is at some time between call and return.
 	Lookup(ctx context.Context, id string) (Route, error)
-	// Wake resumes a paused sandbox that has AutoResume, waits through transitions, and returns when the sandbox is open. Who
-	// asks for it has been checked. Errors beside Lookup's: PermissionDenied where it must not be resumed by a request,
+	// Wake resumes a paused sandbox that has AutoResume, waits through transitions, of any sandbox through StateRewinding, and
+	// returns when the sandbox is open. Who asks for it has been checked. Errors beside Lookup's: PermissionDenied where it must not be resumed by a request,
 	// FailedPrecondition or Conflict where a transition is in the way, ResourceExhausted where there is no room.
 	Wake(ctx context.Context, id string) (Route, error)
 	// Watch calls each with the full state, and then with each change, in the order in which they happen, until ctx ends or

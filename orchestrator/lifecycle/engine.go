@@ -281,6 +281,7 @@ func (e *Engine) step(ctx context.Context, b *box, seen *row, ev event, change f
 	case to != was.State:
 		is.Cause = causeOf(ctx, ev, to)
 	}
+	is.rewinding = is.rewinding && to == was.State
 	if change != nil {
 		if err := change(is); err != nil {
 			return was, nil, err

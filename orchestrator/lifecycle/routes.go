@@ -41,6 +41,9 @@ func (e *Engine) route(r *row) ingress.Route {
 	envd, traffic := e.tokens(r)
 	way := ingress.Route{SandboxID: r.ID, Seq: r.seq, State: string(r.State), Addr: r.addr, Epoch: r.Epoch, Secure: r.Secure, EnvdToken: envd,
 		AllowPublic: r.public(), MaskHost: r.Network.MaskRequestHost, AutoResume: r.AutoResume && !r.Cold}
+	if r.rewinding {
+		way.State = ingress.StateRewinding
+	}
 	if traffic != "" {
 		sum := sha256.Sum256([]byte(traffic))
 		way.TrafficToken = sum[:]

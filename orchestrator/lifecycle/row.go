@@ -27,6 +27,8 @@ type row struct {
 	saved  string
 	// addr is where it is reached while it runs.
 	addr netip.Addr
+	// rewinding: it is being rolled back. Nobody gets in until it knows who it is.
+	rewinding bool
 	// seq counts the rows that others have seen of this sandbox in the engine's life.
 	seq uint64
 }

@@ -18,9 +18,9 @@ import (
 // maxFork bounds how many children one fork makes.
 const maxFork = 100
 
-// saving does something with a running sandbox that goes on, when whoever does so is through. What has become of the sandbox is
-// do's outcome. It is given up when ctx ends.
-func (e *Engine) saving(ctx context.Context, team, id string, do func(context.Context, *row) outcome) (*row, error) {
+// saving does something with a running sandbox that goes on, when whoever does so is through. change changes its row for the time of
+// that; nil doesn't. What has become of the sandbox is do's outcome. It is given up when ctx ends.
+func (e *Engine) saving(ctx context.Context, team, id string, change func(*row) error, do func(context.Context, *row) outcome) (*row, error) {
 	b, r, err := e.find(team, id)
 	if err == nil {
 		err = e.Audit.Ready()
@@ -38,7 +38,7 @@ func (e *Engine) saving(ctx context.Context, team, id string, do func(context.Co
 			}
 		}
 		seen := r
-		_, is, err := e.step(ctx, b, nil, evSave, nil)
+		_, is, err := e.step(ctx, b, nil, evSave, change)
 		if err != nil {
 			if r = b.row.Load(); r != nil && r != seen && r.State == Snapshotting {
 				continue // somebody else was faster
@@ -80,7 +80,7 @@ func (e *Engine) Snapshot(ctx context.Context, team, id, name string) (_ Snapsho
 	}
 	defer done()
 	var made Snapshot
-	_, err = e.saving(ctx, team, id, func(ctx context.Context, r *row) outcome {
+	_, err = e.saving(ctx, team, id, nil, func(ctx context.Context, r *row) outcome {
 		build, done, err := e.build(ctx, r)
 		if err != nil {
 			return outcome{err: err}
@@ -232,7 +232,7 @@ func (e *Engine) Fork(ctx context.Context, team, id string, d time.Duration, n i
 	}
 	var build db.Build
 	var done func()
-	parent, err := e.saving(ctx, team, id, func(ctx context.Context, r *row) (o outcome) {
+	parent, err := e.saving(ctx, team, id, nil, func(ctx context.Context, r *row) (o outcome) {
 		if build, done, o.err = e.build(ctx, r); o.err != nil {
 			return o
 		}
@@ -281,7 +281,8 @@ func (e *Engine) Rollback(ctx context.Context, team, id, snapshot string) (err e
 	if build.Origin != id {
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("snapshot '%s' was not made of sandbox '%s'", snapshot, id))
 	}
-	_, err = e.saving(context.WithoutCancel(ctx), team, id, func(ctx context.Context, r *row) outcome {
+	rewinds := func(r *row) error { r.rewinding = true; return nil }
+	_, err = e.saving(context.WithoutCancel(ctx), team, id, rewinds, func(ctx context.Context, r *row) outcome {
 		err := e.stage(ctx, stageRewind, r.ID, func(ctx context.Context) error { return e.machines.Rollback(ctx, r.ID, build.Snapshot) })
 		if err != nil {
 			return outcome{err: fmt.Errorf("roll sandbox %s back: %w", r.ID, err)}
@@ -316,7 +317,7 @@ func (e *Engine) InitAgain(ctx context.Context, team, id string, env map[string]
 	if request == "" {
 		request = randomID(20)
 	}
-	_, err = e.saving(ctx, team, id, func(ctx context.Context, r *row) outcome {
+	_, err = e.saving(ctx, team, id, nil, func(ctx context.Context, r *row) outcome {
 		for _, done := range r.Requests {
 			if done == request {
 				return outcome{event: evRuns}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/ingress"
 )
 
 func TestSnapshots(t *testing.T) {
@@ -138,9 +140,32 @@ func TestRollback(t *testing.T) {
 		must(t, err)
 		before, err := s.Routes().Lookup(ctx, sb.ID)
 		must(t, err)
+		// Meanwhile nothing gets in, by neither machine: who comes waits until the hook has been told.
+		var woken chan ingress.Route
+		s.host.luck(func(_ context.Context, call, id string, _ bool) error {
+			if call != "rollback" || woken != nil {
+				return nil
+			}
+			way, err := s.Routes().Lookup(ctx, id)
+			if err != nil || way.Open() || !way.Carries(before.Epoch) {
+				t.Errorf("while it is put back its route is %+v, %v", way, err)
+			}
+			woken = make(chan ingress.Route, 1)
+			go func() {
+				way, err := s.Routes().Wake(ctx, id)
+				if err != nil {
+					t.Error(err)
+				}
+				woken <- way
+			}()
+			return nil
+		})
 		must(t, s.Rollback(ctx, team, sb.ID, snap.ID))
 		after, err := s.Routes().Lookup(ctx, sb.ID)
 		must(t, err)
+		if way := <-woken; !way.Open() || way.Epoch != after.Epoch {
+			t.Errorf("who has waited is let in by %+v", way)
+		}
 		m := s.machine(sb.ID)
 		if before.Epoch == after.Epoch || m.hooked[len(m.hooked)-1].Event != "rollback" || m.rolledTo == "" {
 			t.Errorf("epochs %s and %s, the hook was told %+v", before.Epoch, after.Epoch, m.hooked)

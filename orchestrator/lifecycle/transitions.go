@@ -216,7 +216,7 @@ func (e *Engine) wake(ctx context.Context, id string) error {
 			return err
 		}
 		switch {
-		case r.State == Running || r.State == Snapshotting:
+		case r.State == Running || r.State == Snapshotting && !r.rewinding:
 			return nil
 		case r.State == Killing:
 			return refused(r, evResume)

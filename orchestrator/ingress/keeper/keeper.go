@@ -28,7 +28,7 @@ const (
 	// askTimeout bounds a question to a proxy, which answers from memory.
 	askTimeout = 5 * time.Second
 	// hangTimeout is after which a proxy that listens and doesn't answer is taken to be beyond help: all that is open by it is lost.
-	hangTimeout = 15 * time.Second
+	hangTimeout = 30 * time.Second
 	// A proxy that has ended is started again: at once if it had lived for longer than lastBackoff, else after ever longer waits.
 	firstBackoff = 200 * time.Millisecond
 	lastBackoff  = 30 * time.Second

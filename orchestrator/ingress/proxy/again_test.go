@@ -87,6 +87,58 @@ func TestPausedUnderway(t *testing.T) {
 	eventually(t, "streams are left", func() bool { return w.streams() == 0 && w.proxy.Streams() == 0 })
 }
 
+// TestRolledBack: what begins while a sandbox is rolled back waits for its next life, whether or not requests wake it, and whatever
+// the proxy has heard last; what is open stays until then. Who wouldn't be let in isn't let wait.
+func TestRolledBack(t *testing.T) {
+	hold := make(chan struct{})
+	var asked atomic.Int32
+	w := newWorld(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) == 1 {
+			_ = http.NewResponseController(rw).Flush()
+			<-r.Context().Done()
+			return
+		}
+		_, _ = io.Copy(rw, r.Body)
+	}))
+	open := w.raw(t, "GET /a HTTP/1.1\r\nHost: "+w.host()+"\r\n\r\n")
+	eventually(t, "it isn't there", func() bool { return asked.Load() == 1 })
+	w.route.State = ingress.StateRewinding
+	w.route = w.put(w.route)
+	w.wake = func(context.Context, string) (ingress.Route, error) {
+		<-hold
+		w.mu.Lock()
+		w.muted = true // the answer is what tells of it
+		w.mu.Unlock()
+		r := w.route
+		r.State, r.Epoch = ingress.StateRunning, "e2"
+		return w.put(r), nil
+	}
+	answers := make(chan string, 1)
+	eventually(t, "it takes what begins", func() bool { l, _ := w.proxy.table.usable(id); return l == nil })
+	req := w.request(t, http.MethodPost, "/b", strings.NewReader("all of it"))
+	go func() {
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			answers <- err.Error()
+			return
+		}
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		answers <- resp.Status + " " + string(b)
+	}()
+	eventually(t, "nobody waits", func() bool { return w.proxy.Streams() == 2 })
+	if n := asked.Load(); n != 1 {
+		t.Errorf("%d requests have got through", n)
+	}
+	close(hold)
+	if got := <-answers; got != "200 OK all of it" {
+		t.Error(got)
+	}
+	if _, err := io.ReadAll(open); err != nil { // the stream of before is cut
+		t.Error(err)
+	}
+}
+
 // TestPausedBefore: a request that hasn't got to the sandbox when that is paused, of which the proxy hasn't heard, goes to the one
 // that is woken for it, whatever it is.
 func TestPausedBefore(t *testing.T) {

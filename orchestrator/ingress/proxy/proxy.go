@@ -279,7 +279,7 @@ func (p *Proxy) unreachable(ctx context.Context, v *visit, de *dialError) error 
 	switch {
 	case errdefs.IsNotFound(err):
 		return notFound(v.to)
-	case err == nil && (r.Open() && r.Epoch != v.route.Epoch || !r.Open() && r.AutoResume):
+	case err == nil && (r.Open() && r.Epoch != v.route.Epoch || !r.Open() && (r.AutoResume || r.State == ingress.StateRewinding)):
 		return errAgain
 	case err == nil && !r.Open():
 		return notFound(v.to)

@@ -195,8 +195,8 @@ func (t *table) doubt(id string, l *life) {
 }
 
 // enter makes a request part of its sandbox's life, which it wakes if need be. admit says whether the request may go to a
-// route, which wakes it or not. The error is admit's, or of the classes of ingress.Routes; NotFound also for a sandbox that can't
-// be reached and isn't woken.
+// route, which wakes it or not. One that is being rolled back is waited for. The error is admit's, or of the classes of
+// ingress.Routes; NotFound also for a sandbox that can't be reached and isn't woken.
 func (t *table) enter(ctx context.Context, id string, s *stream, admit func(r ingress.Route, wake bool) error) (ingress.Route, error) {
 	for range maxTurns {
 		if l, r := t.usable(id); l != nil {
@@ -214,10 +214,14 @@ func (t *table) enter(ctx context.Context, id string, s *stream, admit func(r in
 			return r, err
 		case r.Open():
 			continue
+		case r.State == ingress.StateRewinding:
+			err = admit(r, false)
 		case !r.AutoResume:
 			return r, errdefs.ErrNotFound
+		default:
+			err = admit(r, true)
 		}
-		if err := admit(r, true); err != nil {
+		if err != nil {
 			return r, err
 		}
 		if err := t.askToWake(ctx, id); err != nil {
