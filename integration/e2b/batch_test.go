@@ -14,9 +14,9 @@ import (
 // TestBatch runs a command in many sandboxes, as somebody with a key does: each item is told what it is for, each has one result, and
 // nothing is left of any.
 func TestBatch(t *testing.T) {
-	n := 5
+	n, timeout := 5, "20s" // which is what an item that has no end takes
 	if long() {
-		n = 200
+		n, timeout = 200, "90s"
 	}
 	o := newOutsider(t)
 	before := footprint(t)
@@ -25,13 +25,15 @@ func TestBatch(t *testing.T) {
 		fmt.Fprintf(&items, "{\"N\": \"%d\"}\n", i)
 	}
 	const command = `case $N in 1) echo why >&2; exit 7;; 2) head -c 200000 /dev/zero | tr '\0' x; echo end;; 3) exec sleep 3600;; *) echo $N in $E2B_SANDBOX_ID of $ALL;; esac`
-	c := o.command(o.cube, "batch", "--template", "base", "--env-file", "-", "-e", "ALL=all", "--timeout", "15s", "--json", "--", command)
-	r := s.Run(c, []byte(items.String()))
-	if r.Code != 1 {
-		t.Errorf("%d, %v", r.Code, r.Err)
+	c := o.command(o.cube, "batch", "--template", "base", "--env-file", "-", "-e", "ALL=all", "--timeout", timeout, "--concurrency", "6", "--json", "--", command)
+	var told strings.Builder
+	c.Stdin, c.Stderr = strings.NewReader(items.String()), &told
+	out, err := c.Output() // which takes as long as it takes
+	if code := c.ProcessState.ExitCode(); code != 1 {
+		t.Errorf("%d, %v", code, err)
 	}
 	results, boxes := map[int]api.BatchResult{}, map[string]bool{}
-	for line := range strings.Lines(r.Stdout) {
+	for line := range strings.Lines(string(out)) {
 		var one api.BatchResult
 		if err := json.Unmarshal([]byte(line), &one); err != nil {
 			t.Fatalf("%q: %v", line, err)
@@ -65,7 +67,7 @@ func TestBatch(t *testing.T) {
 	if len(results) != n {
 		t.Errorf("%d results", len(results))
 	}
-	t.Log(strings.TrimSpace(r.Stderr))
+	t.Log(strings.TrimSpace(told.String()))
 	asBefore(t, before)
 }
 

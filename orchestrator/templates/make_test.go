@@ -14,6 +14,7 @@ import (
 
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 )
 
@@ -144,9 +145,12 @@ func TestFailures(t *testing.T) {
 func TestGivenUp(t *testing.T) {
 	w, b := newWorld(t)
 	ctx, cancel := context.WithCancel(within(t))
-	l := &told{}
-	time.AfterFunc(50*time.Millisecond, cancel)
-	_, err := b.Make(ctx, recipe(Step{Type: Run, Args: []string{"wait"}}), files, l.tell, "given-up")
+	tell := func(step string, _ lifecycle.Level, _ string) {
+		if step == "6" {
+			cancel()
+		}
+	}
+	_, err := b.Make(ctx, recipe(Step{Type: Run, Args: []string{"wait"}}), files, tell, "given-up")
 	if !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
