@@ -112,13 +112,19 @@ func (e *Engine) build(ctx context.Context, r *row) (b db.Build, done func(), er
 func (e *Engine) sweep() {
 	ctx, cancel := context.WithTimeout(e.last, e.Timeout(saveTimeout))
 	defer cancel()
-	loose, err := e.db.Loose(ctx)
+	seen, err := e.db.Loose(ctx)
 	errs := []error{err, e.machines.Sweep(ctx)}
+	made := map[string]bool{}
+	e.mu.Lock()
+	for _, b := range seen {
+		made[b.ID] = !e.making[b.ID]
+	}
+	e.mu.Unlock()
+	// What was being made when it was seen may be a template's by now. What was not can't become one any more.
+	loose, err := e.db.Loose(ctx)
+	errs = append(errs, err)
 	for _, b := range loose {
-		e.mu.Lock()
-		making := e.making[b.ID]
-		e.mu.Unlock()
-		if making {
+		if !made[b.ID] {
 			continue
 		}
 		err := e.machines.Forget(ctx, b.Snapshot)
