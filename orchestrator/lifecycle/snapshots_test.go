@@ -176,6 +176,45 @@ func TestRollback(t *testing.T) {
 	})
 }
 
+// TestSweepAmidSaves: what is published while others' snapshots are being deleted stays.
+func TestSweepAmidSaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{})
+		defer s.stop()
+		ctx := t.Context()
+		old := s.create(nil)
+		var going []string
+		for range 4 {
+			snap, err := s.Snapshot(ctx, team, old.ID, "")
+			must(t, err)
+			going = append(going, snap.ID)
+		}
+		s.host.slow(10 * time.Second)
+		saved := make(chan Snapshot, 4)
+		for range cap(saved) {
+			sb := s.create(nil)
+			go func() {
+				snap, err := s.Snapshot(ctx, team, sb.ID, "")
+				if err != nil {
+					t.Error(err)
+				}
+				saved <- snap
+			}()
+		}
+		pass(time.Second)
+		for _, id := range going {
+			must(t, s.DeleteSnapshot(ctx, team, id))
+		}
+		for range cap(saved) {
+			snap := <-saved
+			pass(time.Minute)
+			if _, err := s.Engine.Create(ctx, Create{Team: team, Template: snap.ID, Timeout: time.Hour}); err != nil {
+				t.Errorf("a sandbox of what was saved meanwhile: %v", err)
+			}
+		}
+	})
+}
+
 // TestInitAgain: the same request has one effect, a refused one none, and identity isn't a caller's.
 func TestInitAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
