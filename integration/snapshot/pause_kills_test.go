@@ -65,9 +65,9 @@ func killedPause(t *testing.T, victim, at string) {
 		checkpoints.await("cube-checkpoint.json")
 		checkpoints.await("cube-checkpoint.json")
 	}
-	for _, p := range s.Processes(victim) { // unless it has ended
+	for _, p := range s.Processes(victim) {
 		if strings.Contains(p.Command, id) {
-			must(t, unix.Kill(p.PID, unix.SIGKILL))
+			s.End(t, p.PID, unix.SIGKILL)
 		}
 	}
 	err := under.Wait()

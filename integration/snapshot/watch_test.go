@@ -68,7 +68,7 @@ func (b *box) killShim() {
 	b.Helper()
 	for _, p := range s.Processes("containerd-shim-cube-v2") {
 		if strings.Contains(p.Command, "-id "+b.id+" ") {
-			must(b, unix.Kill(p.PID, unix.SIGKILL))
+			s.End(b, p.PID, unix.SIGKILL)
 			return
 		}
 	}
