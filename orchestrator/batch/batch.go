@@ -79,6 +79,7 @@ type Progress struct {
 type Batch struct {
 	Request
 	Sandboxes Sandboxes
+	Metrics   *Metrics
 	Log       *slog.Logger
 	// Scale scales deadlines that nobody has asked for, for this host.
 	Scale func(time.Duration) time.Duration
@@ -104,7 +105,9 @@ const (
 
 // Run does all of it, and calls each with the items' results, one after another as they come. When it returns, of the batch's
 // sandboxes none is left that can be removed. When ctx ends, or each fails, it gives up what runs, and returns why. It is called once.
-func (b *Batch) Run(ctx context.Context, each func(Result) error) (Summary, error) {
+func (b *Batch) Run(ctx context.Context, each func(Result) error) (_ Summary, err error) {
+	b.Metrics.batches.Inc()
+	defer func() { b.Metrics.ends(err) }()
 	b.began = time.Now()
 	b.room = newRoom(b.Concurrency)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -120,7 +123,9 @@ func (b *Batch) Run(ctx context.Context, each func(Result) error) (Summary, erro
 		sum.Count[r.Status]++
 		if err := each(r); err != nil {
 			cancel(err)
+			return
 		}
+		b.Metrics.item(r)
 	}
 	due, stop := context.WithTimeoutCause(ctx, b.Deadline, errDeadline)
 	defer stop()
@@ -143,6 +148,7 @@ func (b *Batch) Run(ctx context.Context, each func(Result) error) (Summary, erro
 func (b *Batch) take() int { return int(b.next.Add(1)) - 1 }
 
 func (b *Batch) count(done, running int) {
+	b.Metrics.sandboxes.Add(float64(running))
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.done, b.running = b.done+done, b.running+running

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
@@ -113,7 +114,7 @@ func newBatch(h *host, n int) *Batch {
 	b := &Batch{
 		Request: Request{Create: lifecycle.Create{Team: "blue", Template: "base", Env: map[string]string{"DO": "work", "ALL": "1"}},
 			Command: "work", Timeout: time.Minute, Deadline: time.Hour, Concurrency: 16},
-		Sandboxes: h, Log: slog.New(slog.DiscardHandler), Scale: func(d time.Duration) time.Duration { return d },
+		Sandboxes: h, Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler), Scale: func(d time.Duration) time.Duration { return d },
 	}
 	for i := range n {
 		b.Envs = append(b.Envs, map[string]string{"ITEM": fmt.Sprint(i)})

@@ -27,7 +27,7 @@ func (s *Server) batch(c *call, to *batchLines) error {
 	if err != nil {
 		return err
 	}
-	b := &batch.Batch{Request: wanted, Sandboxes: s.engine, Log: s.log.With("request", c.id), Scale: s.timeout}
+	b := &batch.Batch{Request: wanted, Sandboxes: s.engine, Metrics: s.batches, Log: s.log.With("request", c.id), Scale: s.timeout}
 	to.of.Store(b)
 	if err := to.ping(); err != nil { // the client knows that it has begun
 		return err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cubesandbox/cube/orchestrator/batch"
 	"github.com/cubesandbox/cube/orchestrator/health"
 )
 
@@ -58,6 +59,7 @@ type Server struct {
 	log      *slog.Logger
 	timeout  func(time.Duration) time.Duration
 	counters *counters
+	batches  *batch.Metrics
 
 	// open is set once, after what calls are answered by.
 	open      atomic.Bool
@@ -78,7 +80,7 @@ type Server struct {
 
 // New makes a server, which can serve at once, and refuses calls until it is open.
 func New(o Options) *Server {
-	s := &Server{options: o, log: o.Log, timeout: o.Timeout, counters: newCounters(o.Metrics), stopping: make(chan struct{}), streaming: map[string]int{}}
+	s := &Server{options: o, log: o.Log, timeout: o.Timeout, counters: newCounters(o.Metrics), batches: batch.NewMetrics(o.Metrics), stopping: make(chan struct{}), streaming: map[string]int{}}
 	requests, cut := context.WithCancel(context.Background())
 	s.cut = cut
 	s.http = &http.Server{
