@@ -97,7 +97,9 @@ var (
 	errNotOpen = unavailable("the sandboxes of before are being looked for: try again", time.Second)
 	errClosing = unavailable("cube is being stopped", 5*time.Second)
 	errCut     = errdefs.ErrAborted.WithMessage("it was cut short")
-	errKilled  = errdefs.ErrAborted.WithMessage("the sandbox has been killed")
+	// errEndedEarly is why a create is given up whose machine has ended.
+	errEndedEarly = unavailable("the sandbox's machine has ended before it was ready: try again", time.Second)
+	errKilled     = errdefs.ErrAborted.WithMessage("the sandbox has been killed")
 )
 
 // New makes an engine of what the database has. It serves nothing until it is open.

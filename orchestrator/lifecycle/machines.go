@@ -43,9 +43,9 @@ type Machines interface {
 	Look(ctx context.Context, id string) (Seen, error)
 	// All tells that of all machines that Create has made and Kill has not removed, also of those that are half of either.
 	All(ctx context.Context) (map[string]Seen, error)
-	// Watch calls ended with each machine that ends, however, until ctx ends or there is no telling any more. It calls ready
+	// Watch calls changed with each machine that begins or ends, however, until ctx ends or there is no telling any more. It calls ready
 	// when nothing from then on is left out.
-	Watch(ctx context.Context, ready func(), ended func(id string)) error
+	Watch(ctx context.Context, ready func(), changed func(id string)) error
 	// Traffic tells what a running machine has sent and received.
 	Traffic(ctx context.Context, id string) (Traffic, error)
 	// Use tells what running machines take of the host, as far as it is known.

@@ -142,11 +142,11 @@ func (p *pool) put(m *member) {
 	p.members[m.id] = m
 }
 
-// find finds a member that can be claimed.
+// find finds a member that is being made, or can be claimed.
 func (p *pool) find(id string) *member {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if m := p.members[id]; m != nil && m.state == still {
+	if m := p.members[id]; m != nil && m.state != leaving {
 		return m
 	}
 	return nil

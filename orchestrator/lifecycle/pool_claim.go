@@ -73,11 +73,18 @@ func (e *Engine) claiming(ctx context.Context, r *row, m *member) outcome {
 		}
 		return e.machines.Release(ctx, r.ID)
 	})
-	if err != nil {
-		return outcome{event: evUnfit, err: unfit{fmt.Errorf("claim sandbox %s: %w", r.ID, err)}}
+	gone := err != nil
+	if !gone {
+		// Only when it has gone on is it told anything: the address of one that has ended may be another's by now.
+		err = e.introduce(ctx, r, m.addr, whyCreate)
 	}
-	// Only when it has gone on is it told anything: the address of one that has ended may be another's by now.
-	if err := e.introduce(ctx, r, m.addr, whyCreate); err != nil {
+	if ended := context.Cause(ctx); err != nil && errors.Is(ended, errEndedEarly) {
+		gone, err = true, fmt.Errorf("%w: %w", ended, err)
+	}
+	switch {
+	case gone:
+		return outcome{event: evUnfit, err: unfit{fmt.Errorf("claim sandbox %s: %w", r.ID, err)}}
+	case err != nil: // what is there doesn't want to be it, and another one wouldn't
 		return outcome{event: evUnfit, err: err}
 	}
 	return outcome{event: evRuns, change: e.begins(m.addr, r.Timeout)}

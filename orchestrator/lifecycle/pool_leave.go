@@ -151,7 +151,7 @@ func (e *Engine) drain() {
 	}
 }
 
-// lost looks at a member whose machine may have ended.
+// lost looks at a member whose machine has begun, and may have ended.
 func (e *Engine) lost(m *member) {
 	e.background(func() {
 		ctx, cancel := context.WithTimeout(e.life, e.Timeout(lookTimeout))

@@ -281,7 +281,7 @@ func (e *Engine) advance(ctx context.Context, b *box, seen *row, o outcome) erro
 	return nil
 }
 
-// heard is told that a machine has ended.
+// heard is told that a machine has begun, or has ended.
 func (e *Engine) heard(id string) {
 	e.mu.Lock()
 	b := e.boxes[id]
@@ -296,11 +296,32 @@ func (e *Engine) heard(id string) {
 	b.mu.Lock()
 	b.ended = true
 	b.mu.Unlock()
-	if r := b.row.Load(); r != nil && !r.State.busy() {
+	r := b.row.Load()
+	switch {
+	case r == nil:
+	case r.State == Creating:
+		e.background(func() { e.failing(b) })
+	case !r.State.busy():
 		b.mu.Lock()
 		b.ended = false
 		b.mu.Unlock()
 		e.settle(b)
+	}
+}
+
+// failing has a create not wait for a machine that has begun and has ended: at its address nobody answers that.
+func (e *Engine) failing(b *box) {
+	ctx, cancel := context.WithTimeout(e.life, e.Timeout(lookTimeout))
+	defer cancel()
+	seen, err := e.machines.Look(ctx, b.id)
+	if err != nil || seen.State != Absent {
+		return
+	}
+	b.mu.Lock()
+	j := b.job
+	b.mu.Unlock()
+	if r := b.row.Load(); r != nil && r.State == Creating && j != nil { // so that the job is the create's
+		j.stop(errEndedEarly)
 	}
 }
 
