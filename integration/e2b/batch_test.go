@@ -20,6 +20,11 @@ func TestBatch(t *testing.T) {
 	}
 	o := newOutsider(t)
 	before := footprint(t)
+	reserved := o.metric(memoryReserved, "memory")
+	measured := map[string]float64{}
+	for _, status := range []string{"ok", "failed", "timeout", "refused"} {
+		measured[status] = o.metric("cube_batch_items_total", status)
+	}
 	var items strings.Builder
 	for i := range n {
 		fmt.Fprintf(&items, "{\"N\": \"%d\"}\n", i)
@@ -68,7 +73,38 @@ func TestBatch(t *testing.T) {
 		t.Errorf("%d results", len(results))
 	}
 	t.Log(strings.TrimSpace(told.String()))
+	for status, want := range map[string]int{"ok": n - 2, "failed": 1, "timeout": 1, "refused": 0} {
+		if got := o.metric("cube_batch_items_total", status) - measured[status]; got != float64(want) {
+			t.Errorf("%.0f items are %s by the metrics, not %d", got, status, want)
+		}
+	}
 	asBefore(t, before)
+	o.idle(reserved)
+}
+
+const memoryReserved = "cube_admission_reserved"
+
+// idle sees that no batch is under way, and that no more is reserved than those bytes.
+func (o *outsider) idle(reserved float64) {
+	o.Helper()
+	var odd string
+	defer func() {
+		if o.Failed() {
+			o.Log(odd)
+		}
+	}()
+	s.Eventually(o, time.Minute, "no batch", func() bool {
+		odd = ""
+		for name, want := range map[string]float64{"cube_batches_running": 0, "cube_batch_sandboxes": 0} {
+			if got := o.metric(name, ""); got != want {
+				odd += fmt.Sprintf("%s is %.0f ", name, got)
+			}
+		}
+		if got := o.metric(memoryReserved, "memory"); got != reserved {
+			odd += fmt.Sprintf("%.0f bytes are reserved, before it was %.0f", got, reserved)
+		}
+		return odd == ""
+	})
 }
 
 // TestBatchEnds has a batch end before it is through: its client goes, or cube is killed. Nothing is left of it, and what isn't of it
@@ -80,6 +116,7 @@ func TestBatchEnds(t *testing.T) {
 	}
 	o := newOutsider(t)
 	before := footprint(t)
+	reserved := o.metric(memoryReserved, "memory")
 	for _, how := range []string{"client", "cube"} {
 		t.Run(how, func(t *testing.T) {
 			o := o.with(t)
@@ -102,6 +139,7 @@ func TestBatchEnds(t *testing.T) {
 			o.says(other, "echo here", "here")
 			o.killAll()
 			asBefore(t, before)
+			o.idle(reserved)
 		})
 	}
 }
