@@ -83,7 +83,7 @@ func TestReserve(t *testing.T) {
 		h := host()
 		tc.host(&h)
 		l := NewLedger(policy(), &config.Limits{CreateBurst: 1})
-		if n, short := l.Room("blue", tc.shape, h); n != 10 || short != want {
+		if n, short := l.Room("blue", tc.shape, h, 8<<30); n != 10 || short != want {
 			t.Errorf("%s: there is room for %d, short is %s", want, n, short)
 		}
 		var mu sync.Mutex
@@ -108,6 +108,14 @@ func TestReserve(t *testing.T) {
 	}
 	// What is in use by whomever isn't there, either.
 	h := host()
+	if n, short := NewLedger(policy(), &config.Limits{}).Room("blue", Shape{1, 128, 1, ""}, h, 200<<20); n != 3 || short != ReasonAvailable {
+		t.Errorf("with 200 MiB left there is room for %d, short is %s", n, short)
+	}
+	h.Pressure = Pressure{Memory: 20, Known: true}
+	if n, short := NewLedger(policy(), &config.Limits{}).Room("blue", Shape{1, 128, 1, ""}, h, 8<<30); n != 0 || short != ReasonMemoryPressure {
+		t.Errorf("a host that is hard pressed has room for %d, short is %s", n, short)
+	}
+	h.Pressure = Pressure{}
 	h.DiskFree = 99 << 20
 	if err := NewLedger(policy(), &config.Limits{}).Reserve("a", runs("blue", Shape{1, 1, 1000, ""}), h, false); reason(err) != ReasonDisk {
 		t.Errorf("the store is full: %v", err)
@@ -167,7 +175,7 @@ func TestAccounts(t *testing.T) {
 	if got := l.Totals(); got.Spare != up || got.Reserved != up {
 		t.Errorf("a spare one: %+v", got)
 	}
-	if n, _ := l.Room("red", Shape{4, 1024, 1000, ""}, Reading{CPUs: 1, MemoryTotal: 1 << 40, MemoryAvailable: 1 << 40, DiskTotal: 1 << 40, DiskFree: 1 << 40}); n != 1 { // it takes the place of that
+	if n, _ := l.Room("red", Shape{4, 1024, 1000, ""}, Reading{CPUs: 1, MemoryTotal: 1 << 40, MemoryAvailable: 1 << 40, DiskTotal: 1 << 40, DiskFree: 1 << 40}, 1<<40); n != 1 { // it takes the place of that
 		t.Errorf("with a spare one there is room for %d", n)
 	}
 	full := h
@@ -251,7 +259,7 @@ func TestLimits(t *testing.T) {
 				}
 			}
 		}
-		if n, short := l.Room("blue", s, host()); n != 0 || short != want {
+		if n, short := l.Room("blue", s, host(), 8<<30); n != 0 || short != want {
 			t.Errorf("%s: there is room for %d, short is %s", want, n, short)
 		}
 		if err := l.Reserve("other", runs("red", s), host(), false); err != nil {

@@ -10,8 +10,8 @@ import (
 func (l *Ledger) fits(was, is Amount, h Reading) error {
 	more := is.minus(was)
 	if more.MilliCPU > 0 || more.Memory > 0 {
-		if err := l.brake(h.Pressure); err != nil {
-			return err
+		if r := l.brake(h.Pressure); r != nil {
+			return r
 		}
 	}
 	all := Capacity(l.policy, h)
@@ -29,7 +29,7 @@ func (l *Ledger) fits(was, is Amount, h Reading) error {
 }
 
 // brake says no where something on the host has waited too much.
-func (l *Ledger) brake(p Pressure) error {
+func (l *Ledger) brake(p Pressure) *Refusal {
 	for _, b := range []struct {
 		name string
 		is   float64
@@ -42,10 +42,14 @@ func (l *Ledger) brake(p Pressure) error {
 	return nil
 }
 
-// Room is how many sandboxes more there is room for, and what is short then: a reason as in a Refusal.
-func (l *Ledger) Room(team string, s Shape, h Reading) (n int, short string) {
+// Room is how many sandboxes more there is room for, and what is short then: a reason as in a Refusal. left is the memory that is
+// there for machines to be started.
+func (l *Ledger) Room(team string, s Shape, h Reading, left int64) (n int, short string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if r := l.brake(h.Pressure); r != nil {
+		return 0, r.Reason
+	}
 	n = -1
 	least := func(of, need int64, reason string) {
 		if need <= 0 {
@@ -56,11 +60,11 @@ func (l *Ledger) Room(team string, s Shape, h Reading) (n int, short string) {
 		}
 	}
 	need := Need(l.policy, s)
-	left := Capacity(l.policy, h).minus(l.reserved).plus(l.spare) // which is given up
-	least(left.MilliCPU, need.MilliCPU, ReasonCPU)
-	least(left.Memory, need.Memory, ReasonMemory)
-	least(h.MemoryAvailable-int64(l.policy.MemoryHeadroom), need.Memory, ReasonAvailable)
-	least(min(left.Disk, h.DiskFree), need.Disk, ReasonDisk)
+	free := Capacity(l.policy, h).minus(l.reserved).plus(l.spare) // which is given up
+	least(free.MilliCPU, need.MilliCPU, ReasonCPU)
+	least(free.Memory, need.Memory, ReasonMemory)
+	least(left, need.Memory, ReasonAvailable)
+	least(min(free.Disk, h.DiskFree), need.Disk, ReasonDisk)
 	limits, _ := l.limits.Of(team)
 	var use Use
 	if t := l.teams[team]; t != nil {

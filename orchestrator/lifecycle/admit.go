@@ -148,18 +148,20 @@ func (e *Engine) spareTurn(ctx context.Context, s admission.Shape) (release func
 // beginStart sees that the host has the memory left for a machine of that shape, which has had its turn to be started until release.
 func (e *Engine) beginStart(ctx context.Context, s admission.Shape) (release func(), err error) {
 	need := admission.Need(e.Admission, s).Memory
-	left, err := e.left(ctx)
+	reading, err := e.Host.Read()
+	if err != nil {
+		return nil, err
+	}
+	left := e.left(ctx, reading)
 	e.mu.Lock()
 	left -= e.starting // what is being started doesn't have its memory yet
-	if err == nil && left < need {
-		err = admission.Short(admission.ReasonAvailable, 10*time.Second, "the host has %d MiB of memory left that nobody uses, and this sandbox needs %d MiB: kill or pause one", max(left, 0)>>20, need>>20)
-	}
-	if err == nil {
+	fits := left >= need
+	if fits {
 		e.starting += need
 	}
 	e.mu.Unlock()
-	if err != nil {
-		return nil, err
+	if !fits {
+		return nil, admission.Short(admission.ReasonAvailable, 10*time.Second, "the host has %d MiB of memory left that nobody uses, and this sandbox needs %d MiB: kill or pause one", max(left, 0)>>20, need>>20)
 	}
 	return func() {
 		e.mu.Lock()
@@ -180,15 +182,11 @@ func (e *Engine) lookForPressure() {
 }
 
 // left is the host's memory that nobody uses, without its headroom and what resident sandboxes have to themselves and don't use yet.
-func (e *Engine) left(ctx context.Context) (int64, error) {
-	reading, err := e.Host.Read()
-	if err != nil {
-		return 0, err
-	}
+func (e *Engine) left(ctx context.Context, reading admission.Reading) int64 {
 	left := reading.MemoryAvailable - int64(e.Admission.MemoryHeadroom)
 	residents := e.ledger.Residents()
 	if len(residents) == 0 {
-		return left, nil
+		return left
 	}
 	use, err := e.machines.Use(ctx)
 	if err != nil {
@@ -199,7 +197,7 @@ func (e *Engine) left(ctx context.Context) (int64, error) {
 			left -= max(reserved-int64(u.Memory), 0)
 		}
 	}
-	return left, nil
+	return left
 }
 
 // AdmitBuild sets aside what a machine of that shape takes by which a template is built, until done, which can be called more than

@@ -138,6 +138,11 @@ func TestUsedMemory(t *testing.T) {
 		own := int64(512<<20 + admission.ProcessMemory - 7) // of which the fake uses 7 bytes
 		for left, want := range map[int64]bool{own + 96<<20 - 1: false, own + 96<<20: true} {
 			h.set(func(r *admission.Reading) { r.MemoryAvailable = int64(a.MemoryHeadroom) + left })
+			told, err := s.Capacity(team, []admission.Shape{{VCPUs: 2, MemoryMB: 512, DiskMB: 1024}})
+			must(t, err)
+			if r := told.Rooms[0]; (r.Count == 1) != want || r.Short != admission.ReasonAvailable {
+				t.Errorf("beside a resident one, with %d, it is told of %+v", left, r)
+			}
 			if good, errs := s.tries(1, Create{Team: team}); (good == 1) != want {
 				t.Errorf("beside a resident one, with %d: %v", left, errs)
 			}

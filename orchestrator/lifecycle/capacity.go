@@ -49,9 +49,10 @@ func (e *Engine) Capacity(team string, shapes []admission.Shape) (c Capacity, er
 	}
 	c.Use = totals.Teams[team]
 	c.Limits, _ = e.Limits.Of(team)
+	left := e.left(e.life, c.Reading)
 	for _, s := range shapes {
 		r := Room{Reserved: admission.Need(e.Admission, s)}
-		r.Count, r.Short = e.ledger.Room(team, s, c.Reading)
+		r.Count, r.Short = e.ledger.Room(team, s, c.Reading, left)
 		c.Rooms = append(c.Rooms, r)
 	}
 	return c, nil
