@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -68,7 +70,49 @@ func showCapacity(c *cli.Context, told client.Capacity) error {
 		t.row(client.Printable(name), client.Printable(r.Profile), strconv.Itoa(r.CPUs), bytesSize(int64(r.MemoryMB)<<20),
 			fmt.Sprintf("%s CPUs, %s, %s", cpus(r.Reserved.CPU), bytesSize(r.Reserved.Memory), bytesSize(r.Reserved.Disk)), strconv.Itoa(r.Count), client.Printable(r.Short))
 	}
-	return t.flush()
+	if err := t.flush(); err != nil || len(told.Templates) == 0 {
+		return err
+	}
+	fmt.Fprintln(w)
+	for _, line := range advice(told) {
+		fmt.Fprintln(w, client.Printable(line))
+	}
+	return nil
+}
+
+// knobs are the settings that decide how many are let in, by what is short then.
+var knobs = map[string]string{
+	"host_cpu":        "all CPUs are reserved then: admission.cpu_overcommit, for disposable ones",
+	"host_memory":     "all memory is reserved then: admission.memory_overcommit and admission.disposable_memory, for disposable ones",
+	"host_available":  "what others use and what is reserved for each leave memory for no more: admission.disposable_memory, admission.memory_headroom",
+	"host_disk":       "the store is full then, or all of it reserved: admission.disk_overcommit, store.size",
+	"pressure_memory": "nothing is started while the host is this short of memory: admission.memory_pressure",
+	"pressure_io":     "nothing is started while the host waits for I/O this much: admission.io_pressure",
+	"pressure_cpu":    "nothing is started while the host's CPUs are wanted this much: admission.cpu_pressure",
+}
+
+// busy is the part of the host's CPUs from which on no more are left for sandboxes that work.
+const busy = 0.9
+
+// advice says what the numbers of sandboxes mean, which setting makes each, and where what is used contradicts what is reserved.
+func advice(told client.Capacity) (lines []string) {
+	shorts := map[string]bool{}
+	for _, r := range told.Templates {
+		shorts[r.Short] = true
+	}
+	for _, short := range slices.Sorted(maps.Keys(shorts)) {
+		if limit, ok := strings.CutPrefix(short, "team_"); ok {
+			lines = append(lines, fmt.Sprintf("%s: the team has what it may: limits.%s", short, limit))
+		} else if knob := knobs[short]; knob != "" {
+			lines = append(lines, short+": "+knob)
+		}
+	}
+	lines = append(lines, "ROOM is by what is reserved for each, whatever they do: `cube capacity probe` measures how many carry a load of yours.")
+	if c := told.CPU; told.Running > 0 && c.Used >= busy*c.Total && c.Reserved < busy*c.Total {
+		lines = append(lines, fmt.Sprintf("They disagree: %s CPUs are reserved, but %s of %s are in use: more sandboxes make all of them slower. Lower admission.cpu_overcommit, or set admission.cpu_pressure.",
+			cpus(c.Reserved), cpus(c.Used), cpus(c.Total)))
+	}
+	return lines
 }
 
 // of is a number, of the most that it may be unless that is 0.

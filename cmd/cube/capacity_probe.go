@@ -27,7 +27,7 @@ func probeCommand() *cli.Command {
 			&cli.IntFlag{Name: "step", Value: 1, Usage: "how many are made between measurements"},
 			&cli.IntFlag{Name: "max", Usage: "how many there are at most (0: as many as it takes)"},
 			&cli.DurationFlag{Name: "window", Value: 10 * time.Second, Usage: "how long each number of them is measured, at least"},
-			&cli.DurationFlag{Name: "p95", Usage: "what 95 of 100 runs may take (0s: --factor times what they take in one sandbox)"},
+			&cli.DurationFlag{Name: "p95", Usage: "what 95 of 100 runs may take (0s: --factor times the median in one sandbox)"},
 			&cli.Float64Flag{Name: "factor", Value: 3, Usage: "how many times slower than in one sandbox they may be"},
 			&cli.Float64Flag{Name: "cpu-pressure", Usage: "`PERCENT` of time in which something waits for CPU that is too much (0: any is well)"},
 			&cli.Float64Flag{Name: "memory-pressure", Value: 20, Usage: "the same `PERCENT` for memory"},
@@ -79,9 +79,13 @@ func showProbe(c *cli.Context, r probe.Result) error {
 	w := c.App.Writer
 	t := newTable(w, "SANDBOXES OF "+r.Template, "BY")
 	t.row(strconv.Itoa(r.Admission), client.Printable(fmt.Sprintf("admission (%s; short then: %s)", r.Profile, r.Short)))
-	t.row(load, "this load, and the host's pressure")
+	by := "this load, and the host's pressure"
+	if r.Bound > 0 {
+		by = fmt.Sprintf("this load (95 of 100 runs within %v), and the host's pressure", r.Bound.Round(time.Millisecond))
+	}
+	t.row(load, by)
 	if r.Memory > 0 {
-		t.row(strconv.Itoa(r.Memory), fmt.Sprintf("the host's memory, at %s each as measured", bytesSize(r.PerSandbox)))
+		t.row(strconv.Itoa(r.Memory), fmt.Sprintf("the host's memory, at %s for each more as measured", bytesSize(r.PerSandbox)))
 	}
 	t.row(strconv.Itoa(r.Worst), "the host's memory, if each takes all that its control group lets it")
 	if err := t.flush(); err != nil {

@@ -1,13 +1,9 @@
 package e2b
 
 import (
-	"encoding/json"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
-
-	"github.com/cubesandbox/cube/integration/stack"
 )
 
 // newLimited is a client of the team that may have two sandboxes run.
@@ -94,47 +90,5 @@ func TestLimits(t *testing.T) {
 	c.do("GET", "/capacity?template=base", nil, &resident, 200)
 	if resident.mib() != 512+64 {
 		t.Errorf("with a resident one: %+v", resident)
-	}
-}
-
-// TestCapacityProbe: it makes as many sandboxes as it may, says what it has found, and leaves none.
-func TestCapacityProbe(t *testing.T) {
-	c := newLimited(t)
-	cube := func(c *client, args ...string) stack.Result {
-		t.Helper()
-		cmd := s.Command("cube", append([]string{"capacity"}, args...)...)
-		cmd.Env = append(cmd.Environ(), "CUBE_API_KEY="+c.key, "CUBE_API_URL=http://"+s.Config.API.Listen.String(), "CUBE_SANDBOX_URL=http://"+s.Config.Proxy.Listen.String())
-		r := s.Run(cmd, nil)
-		if r.Err != nil {
-			t.Fatal(r.Err)
-		}
-		return r
-	}
-	r := cube(c, "probe", "--template", "base", "--cmd", "head -c 1M /dev/zero | sha256sum", "--window", "2s", "--factor", "1000", "--json")
-	var found struct {
-		ByAdmission, ByLoad, ByMemory, ByMemoryLimit int
-		LoadOpen                                     bool
-		Ended                                        string
-		Steps                                        []struct{ Sandboxes, Runs int }
-	}
-	if err := json.Unmarshal([]byte(r.Stdout), &found); err != nil {
-		t.Fatalf("%v: %s", err, r.Stdout)
-	}
-	if found.ByAdmission != 2 || found.ByLoad != 2 || !found.LoadOpen || len(found.Steps) != 2 || found.Steps[1].Runs < 2 || found.ByMemoryLimit < 1 || !strings.Contains(found.Ended, "limits.team.limited.running") {
-		t.Errorf("%s", r.Stdout)
-	}
-	if left := c.list(); len(left) > 0 {
-		t.Errorf("it leaves %v", left)
-	}
-	if r = cube(c, "--template", "base"); !regexp.MustCompile(`(?s)^ +TOTAL .*CPUs .*memory .*disk .*Team limited runs 0 of 2 sandboxes .*default/base +disposable +2 .* 2 +team_running`).MatchString(r.Stdout) {
-		t.Errorf("%s", r.Stdout)
-	}
-	if long() { // what a load does that CPUs are short of
-		other := newClient(t)
-		r = cube(other, "probe", "--template", "base", "--cmd", "head -c 20M /dev/zero | sha256sum", "--window", "8s", "--max", "12")
-		t.Logf("%s%s", r.Stderr, r.Stdout)
-		if left := other.list(); len(left) > 0 || !strings.Contains(r.Stdout, "this load, and the host's pressure") {
-			t.Errorf("it leaves %v", left)
-		}
 	}
 }

@@ -36,9 +36,10 @@ type Options struct {
 	Template string
 	// Step is how many sandboxes are made between measurements, Max how many there are at most; 0 is any number.
 	Step, Max int
-	// Window is how long is measured with each number of them, at least: until each has done its work once.
+	// Window is how long is measured with each number of them, at least: until each has done its work once. The first run of each
+	// is over before, as it finds nothing in caches and translates its code first where machines are emulated.
 	Window time.Duration
-	// P95 is what 95 of 100 runs may take at most; 0 is Factor times what they take in the first sandbox alone.
+	// P95 is what 95 of 100 runs may take at most; 0 is Factor times what they take in the first sandbox alone, by the median.
 	P95    time.Duration
 	Factor float64
 	// CPU, Memory and IO are the pressure, in percent, from which on it is too much; 0 is never.
@@ -87,7 +88,7 @@ const (
 	// killParallel is how many sandboxes are removed at once, and killTimeout bounds the removal of all.
 	killParallel = 8
 	killTimeout  = 5 * time.Minute
-	// stall is how many windows runs may take before they are taken for ones that don't end.
+	// stall is how many windows a run of each may take before some are taken for ones that don't end.
 	stall = 6
 )
 
@@ -102,11 +103,13 @@ type probe struct {
 	runs  chan run
 	loads sync.WaitGroup
 	all   []Sandbox
+	warm  int // how many have had their first run
 }
 
 // run is one that has ended.
 type run struct {
 	sandbox int
+	first   bool // of its sandbox's
 	began   time.Time
 	took    time.Duration
 	err     error
@@ -138,18 +141,16 @@ func Run(ctx context.Context, host Host, o Options) (result Result, err error) {
 		if ended, err = p.grow(ctx, len(steps) > 0); err != nil || len(p.all) == had {
 			break
 		}
-		s, broken, failed := p.measure(ctx)
+		s, late, failed := p.step(ctx, steps)
 		if err = failed; err != nil {
 			break
 		}
-		if broken.kind != 0 {
-			ended = broken
-			break
+		if late.kind != 0 {
+			ended = late
 		}
-		steps = append(steps, s)
-		o.Tell(s)
-		if more := p.tooMuch(steps); more.kind != 0 {
-			ended = more
+		if late.kind != broken {
+			steps = append(steps, s)
+			o.Tell(s)
 		}
 	}
 	if err != nil {
@@ -158,7 +159,7 @@ func Run(ctx context.Context, host Host, o Options) (result Result, err error) {
 		}
 		return result, err
 	}
-	return conclude(o.Template, before, steps, ended), nil
+	return p.conclude(before, steps, ended), nil
 }
 
 // end is why there are no more sandboxes.
@@ -203,11 +204,11 @@ func (p *probe) grow(ctx context.Context, more bool) (end, error) {
 
 // load has a sandbox work until the probe is over, or it fails.
 func (p *probe) load(i int, sb Sandbox) {
-	for {
+	for first := true; ; first = false {
 		began := time.Now()
 		err := sb.Run(p.ctx)
 		select {
-		case p.runs <- run{i, began, time.Since(began), err}:
+		case p.runs <- run{i, first, began, time.Since(began), err}:
 		case <-p.ctx.Done():
 			return
 		}
@@ -217,38 +218,68 @@ func (p *probe) load(i int, sb Sandbox) {
 	}
 }
 
+// step measures with the sandboxes that there are. What is too much is measured again, so that what the host does for a moment beside
+// them doesn't end the probe.
+func (p *probe) step(ctx context.Context, before []Step) (s Step, e end, err error) {
+	for range 2 {
+		if s, e, err = p.measure(ctx); err != nil || e.kind != 0 {
+			return s, e, err
+		}
+		if e = p.tooMuch(append(before[:len(before):len(before)], s)); e.kind == 0 {
+			break
+		}
+	}
+	return s, e, nil
+}
+
 // measure has all sandboxes work for a while, if they can.
 func (p *probe) measure(ctx context.Context) (s Step, e end, err error) {
+	e, err = p.await(ctx, func() bool { return p.warm == len(p.all) }, func() int { return p.warm }, func(run) {})
+	if err != nil || e.kind != 0 {
+		return s, e, err
+	}
 	began := time.Now()
 	seen := map[int]bool{}
 	var took []time.Duration
-	window, late := time.NewTimer(p.Window), time.NewTimer(stall*p.Window)
-	defer window.Stop()
-	defer late.Stop()
-	elapsed := false
-	for !elapsed || len(seen) < len(p.all) {
-		select {
-		case r := <-p.runs:
-			if r.err != nil {
-				return s, end{broken, fmt.Sprintf("with %d sandboxes a run has failed: %v", len(p.all), r.err)}, nil
-			}
-			if !r.began.Before(began) { // with all of them there
-				seen[r.sandbox] = true
-				took = append(took, r.took)
-			}
-		case <-window.C:
-			elapsed = true
-		case <-late.C:
-			return s, end{broken, fmt.Sprintf("with %d sandboxes only %d have done their work within %v", len(p.all), len(seen), stall*p.Window)}, nil
-		case <-ctx.Done():
-			return s, e, context.Cause(ctx)
+	e, err = p.await(ctx, func() bool { return time.Since(began) >= p.Window && len(seen) == len(p.all) }, func() int { return len(seen) }, func(r run) {
+		if !r.began.Before(began) { // with all of them there
+			seen[r.sandbox] = true
+			took = append(took, r.took)
 		}
+	})
+	if err != nil || e.kind != 0 {
+		return s, e, err
 	}
 	c, err := p.host.Capacity(ctx, p.Template)
 	if err != nil {
 		return s, e, err
 	}
 	return Step{Sandboxes: len(p.all), Runs: len(took), P50: percentile(took, 50), P95: percentile(took, 95), Memory: int64(c.Memory.Used), Pressure: c.Pressure}, e, nil
+}
+
+// await notes runs that end until that is enough, unless one fails or the sandboxes stand still; there are so many by then that don't.
+func (p *probe) await(ctx context.Context, enough func() bool, done func() int, note func(run)) (end, error) {
+	window, late := time.NewTimer(p.Window), time.NewTimer(stall*p.Window)
+	defer window.Stop()
+	defer late.Stop()
+	for !enough() {
+		select {
+		case r := <-p.runs:
+			if r.err != nil {
+				return end{broken, fmt.Sprintf("with %d sandboxes a run has failed: %v", len(p.all), r.err)}, nil
+			}
+			if r.first {
+				p.warm++
+			}
+			note(r)
+		case <-window.C: // it may be enough
+		case <-late.C:
+			return end{broken, fmt.Sprintf("with %d sandboxes only %d have done their work within %v, which is %d windows", len(p.all), done(), stall*p.Window, stall)}, nil
+		case <-ctx.Done():
+			return end{}, context.Cause(ctx)
+		}
+	}
+	return end{}, nil
 }
 
 // clean removes all sandboxes.

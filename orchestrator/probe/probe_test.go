@@ -20,8 +20,12 @@ type host struct {
 	there  int
 	made   int
 	room   int
-	failed int // which one's runs fail
+	failed int           // which one's runs fail
+	first  time.Duration // what the first run of each takes beside
+	slow   map[int]int   // how many runs take 20 s more, by how many sandboxes there are
 	memory float64
+	shared float64 // memory that the first one has be there for all
+	busy   float64 // memory that others take while there are four
 	io     func(n int) float64
 	stuck  bool // kills fail
 }
@@ -31,6 +35,12 @@ func (h *host) Capacity(context.Context, string) (client.Capacity, error) {
 	defer h.mu.Unlock()
 	var c client.Capacity
 	c.Memory = client.Resource{Total: 1000 << 20, Used: 100<<20 + h.memory*float64(h.there)}
+	if h.there > 0 {
+		c.Memory.Used += h.shared
+	}
+	if h.there == 4 {
+		c.Memory.Used += h.busy
+	}
 	c.CPU.Total = 2
 	c.Pressure = &client.Pressure{}
 	if h.io != nil {
@@ -51,17 +61,26 @@ func (h *host) Make(_ context.Context, _ string, life time.Duration) (Sandbox, e
 	}
 	h.there++
 	h.made++
-	return &sandbox{h, h.made}, nil
+	return &sandbox{host: h, n: h.made}, nil
 }
 
 type sandbox struct {
 	*host
-	n int
+	n   int
+	ran bool
 }
 
 func (s *sandbox) Run(ctx context.Context) error {
 	s.mu.Lock()
 	took := time.Second * time.Duration(max(s.there-3, 0)+1)
+	switch {
+	case !s.ran:
+		took += s.first
+	case s.slow[s.there] > 0:
+		s.slow[s.there]--
+		took += 20 * time.Second
+	}
+	s.ran = true
 	failed := s.failed
 	s.mu.Unlock()
 	if failed == s.n {
@@ -106,10 +125,15 @@ func TestProbe(t *testing.T) {
 		"as many as may": {&host{room: 20}, func(o *Options) { o.Max, o.Step = 3, 2 }, 3, true, "no more than 3", []string{"room for 20, but the probe ended at 3"}},
 		"pressed": {&host{room: 20, io: func(n int) float64 { return float64(30 * n) }}, nil, 1, false,
 			"with 2 sandboxes something has waited for I/O in 60 %", []string{"1 carry"}},
-		"fails":         {&host{room: 20, failed: 3}, nil, 2, false, "with 3 sandboxes a run has failed: no luck", []string{"2 carry"}},
-		"fails at once": {&host{room: 20, failed: 1}, nil, 0, false, "with 1 sandboxes a run has failed", nil},
-		"never ends":    {&host{room: 200}, func(o *Options) { o.P95, o.Step = time.Hour, 100 }, 1, false, "with 101 sandboxes only ", []string{"1 carry"}},
-		"memory":        {&host{room: 20, memory: 150 << 20}, nil, 4, false, "with 5 sandboxes", []string{"memory for 6 of 150 MiB each"}},
+		"fails":                      {&host{room: 20, failed: 3}, nil, 2, false, "with 3 sandboxes a run has failed: no luck", []string{"2 carry"}},
+		"fails at once":              {&host{room: 20, failed: 1}, nil, 0, false, "with 1 sandboxes a run has failed", nil},
+		"never ends":                 {&host{room: 200}, func(o *Options) { o.P95, o.Step = time.Hour, 100 }, 1, false, "with 101 sandboxes only ", []string{"1 carry"}},
+		"memory":                     {&host{room: 20, memory: 150 << 20}, nil, 4, false, "with 5 sandboxes", []string{"memory for 6 of 150 MiB each"}},
+		"shared memory":              {&host{room: 20, memory: 50 << 20, shared: 300 << 20}, nil, 4, false, "with 5 sandboxes", []string{"memory for 12 of 50 MiB each"}},
+		"memory that comes and goes": {&host{room: 20, memory: 50 << 20, busy: 200 << 20}, nil, 4, false, "with 5 sandboxes", []string{"carry this load: admission.cpu_overcommit = 4.0"}},
+		"slow at first":              {&host{room: 20, first: 20 * time.Second}, nil, 4, false, "with 5 sandboxes", nil},
+		"slow for a moment":          {&host{room: 20, slow: map[int]int{2: 1, 4: 1}}, nil, 4, false, "with 5 sandboxes", nil},
+		"slow for long":              {&host{room: 20, slow: map[int]int{2: 20}}, nil, 1, false, "with 2 sandboxes 95 of 100 runs take up to 21s", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -133,7 +157,7 @@ func TestProbe(t *testing.T) {
 						t.Errorf("%q doesn't say %q", r.Disagree, want)
 					}
 				}
-				if h.memory > 0 && (r.PerSandbox != int64(h.memory) || r.Memory != int(900<<20/h.memory)) {
+				if h.memory > 0 && (r.PerSandbox != int64(h.memory) || r.Memory != int((900<<20-h.shared)/h.memory)) {
 					t.Errorf("%d fit, of %d each", r.Memory, r.PerSandbox)
 				}
 				if h.there != 0 {
