@@ -6,9 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
-	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -65,7 +63,7 @@ func (u *user) inside(n int) error {
 	if err != nil {
 		return err
 	}
-	load, _ := os.ReadFile("/proc/loadavg")
+	load := loadNow()
 	doors := []*door{direct, u.byProxy(sb)}
 	for range n {
 		for _, d := range doors {
@@ -82,7 +80,7 @@ func (u *user) inside(n int) error {
 			}
 		}
 	}
-	fmt.Printf("\n## E2B's API: commands and files in a sandbox\n\nOf 2 vCPUs and 512 MiB; in turn; load before: %s. Commands as the SDKs run them, `/bin/bash -l -c`.\n\n", strings.Fields(string(load))[0])
+	fmt.Printf("\n## E2B's API: commands and files in a sandbox\n\nOf 2 vCPUs and 512 MiB; in turn; load before: %s. Commands as the SDKs run them, `/bin/bash -l -c`.\n\n", load)
 	fmt.Printf("| | n | directly | by the proxy | ratio |\n| --- | --- | --- | --- | --- |\n")
 	a, b := doors[0], doors[1]
 	fmt.Printf("| `true`, p50 | %d | %.0f ms | %.0f ms | %.2f |\n", n, ms(a.run.quantile(0.5)), ms(b.run.quantile(0.5)), ms(a.run.quantile(0.5))/ms(b.run.quantile(0.5)))

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"time"
 
@@ -18,18 +17,14 @@ import (
 	"github.com/cubesandbox/cube/integration/stack"
 )
 
-// sandboxes measures E2B's API with real machines, on stacks of their own: without the warm pool, and with it.
+// sandboxes measures E2B's API with real machines, on a stack of its own without the warm pool.
 func sandboxes(ctx context.Context, root string, n int) error {
-	err := onStack(ctx, root, func(u *user) error {
+	return onStack(ctx, root, func(u *user) error {
 		if err := u.creates(n); err != nil {
 			return err
 		}
 		return u.inside(n)
 	})
-	if err != nil {
-		return err
-	}
-	return onStack(ctx, root, func(u *user) error { return u.claims(n) }, "[pool]\nmax_memory = \"1GiB\"\nmax_per_template = 2")
 }
 
 // onStack does something as a user of a stack that has the template base, with more configuration.
@@ -105,7 +100,7 @@ func (u *user) do(req *http.Request) ([]byte, error) {
 		return nil, err
 	}
 	if resp.StatusCode/100 != 2 {
-		return nil, fmt.Errorf("%s %s: %s: %.300s", req.Method, req.URL, resp.Status, answer.Bytes())
+		return nil, refused(resp, answer.Bytes())
 	}
 	return answer.Bytes(), nil
 }
@@ -139,7 +134,7 @@ func (u *user) creates(n int) error {
 		return err
 	}
 	for _, at := range []int{1, 5, 10, 20} {
-		load, _ := os.ReadFile("/proc/loadavg")
+		load := loadNow()
 		var all, last sample
 		for range max(1, n/at) {
 			made, took := make([]sandbox, at), make(sample, at)
@@ -158,7 +153,7 @@ func (u *user) creates(n int) error {
 				return err
 			}
 		}
-		fmt.Printf("| %d | %d | %.0f | %.0f | %.0f | %s |\n", at, len(all), ms(all.quantile(0.5)), ms(all.quantile(0.95)), ms(last.quantile(0.5)), strings.Fields(string(load))[0])
+		fmt.Printf("| %d | %d | %.0f | %.0f | %.0f | %s |\n", at, len(all), ms(all.quantile(0.5)), ms(all.quantile(0.95)), ms(last.quantile(0.5)), load)
 	}
 	fmt.Print(`
 TencentCloud/CubeSandbox v0.3 of itself, the POST alone, at 1, 10 and 20 at once, mean and p95: 48 and 57, 89 and 117, 98 and 176 ms (2 Xeon 8255C with 96
