@@ -27,12 +27,17 @@ func (l *Launcher) Restorable(ctx context.Context, id string) (err error) {
 		return err
 	}
 	defer s.Close()
-	art := l.artefactsOf(s.Platform)
-	release, err := useSaved(ctx, art, s.Platform)
+	return l.Fits(ctx, &s.Info)
+}
+
+// Fits is Restorable for a snapshot of which no more is here than what it says of itself.
+func (l *Launcher) Fits(ctx context.Context, i *snapshot.Info) error {
+	art := l.artefactsOf(i.Platform)
+	release, err := useSaved(ctx, art, i.Platform)
 	if err != nil {
 		return err
 	}
-	return errors.Join(l.compatible(ctx, art, s), release())
+	return errors.Join(l.compatible(ctx, art, i), release())
 }
 
 // artefactsOf are those that a saved machine needs.
@@ -63,7 +68,7 @@ func (l *Launcher) restore(ctx context.Context, r vmm.Request) (_ vmm.Machine, e
 		return nil, err
 	}
 	u.Push(release)
-	if err := l.compatible(ctx, art, s); err != nil {
+	if err := l.compatible(ctx, art, &s.Info); err != nil {
 		return nil, err
 	}
 	modules, err := os.Open(filepath.Join(art.guest, modulesFile))
@@ -108,7 +113,7 @@ func (l *Launcher) restore(ctx context.Context, r vmm.Request) (_ vmm.Machine, e
 }
 
 // compatible says what of this host the snapshot can't be restored with.
-func (l *Launcher) compatible(ctx context.Context, art artefacts, s *snapshot.Snapshot) error {
+func (l *Launcher) compatible(ctx context.Context, art artefacts, s *snapshot.Info) error {
 	max, err := limits(l.cfg)
 	if err != nil {
 		return err

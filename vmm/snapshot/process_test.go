@@ -107,12 +107,23 @@ func TestHelper(t *testing.T) {
 	case "hidden":
 		_, err := s.Delete("old")
 		t.Fatal("not killed", err)
+	case "half imported", "imported":
+		*snapshot.Killpoint = func(p string) { die(map[string]string{"published": "imported"}[p]) }
+		info, err := s.Inspect("old")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = s.carry(t, "old", "new", info.Foreign(), func(file string, n int64, chunk []byte, put snapshot.Put) error {
+			defer die("half imported")
+			return put(file, n, chunk)
+		})
+		t.Fatal("not killed", err)
 	}
 	_, err := s.Save(t.Context(), "new", paper{text: "new"}, &rest{freeze: func(context.Context) error { die("frozen"); return nil }}, nil)
 	t.Fatal("not killed", err)
 }
 
-// Whatever step the saving or deleting process is killed at, there is the old or the new, whole.
+// Whatever step the saving, importing or deleting process is killed at, there is the old or the new, whole.
 func TestProcessKilled(t *testing.T) {
 	for point, want := range map[string][]string{
 		"frozen":    {"old"},
@@ -120,6 +131,9 @@ func TestProcessKilled(t *testing.T) {
 		"described": {"old"},
 		"published": {"new", "old"},
 		"hidden":    nil,
+
+		"half imported": {"old"},
+		"imported":      {"new", "old"},
 	} {
 		t.Run(point, func(t *testing.T) {
 			s := newShelf(t)

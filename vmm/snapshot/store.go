@@ -83,8 +83,7 @@ func (s *Store) save(ctx context.Context, id, like string, m vmm.Machine, r vmm.
 			err = fmt.Errorf("make snapshot %s: %w", id, err)
 		}
 	}()
-	final := filepath.Join(s.dir, id)
-	if _, err := os.Lstat(final); err == nil {
+	if _, err := os.Lstat(filepath.Join(s.dir, id)); err == nil {
 		return nil, errExists
 	}
 	began := time.Now()
@@ -127,17 +126,9 @@ func (s *Store) save(ctx context.Context, id, like string, m vmm.Machine, r vmm.
 		return nil, err
 	}
 	killpoint("described")
-	if err := syncDir(tmp); err != nil {
+	if err := s.publish(tmp, id); err != nil {
 		return nil, err
 	}
-	err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, final, unix.RENAME_NOREPLACE)
-	if errors.Is(err, fs.ErrExist) {
-		err = errExists
-	}
-	if err != nil {
-		return nil, err
-	}
-	killpoint("published")
 	err = syncDir(s.dir)
 	if err == nil && settle != nil {
 		err = settle(info)
@@ -149,6 +140,21 @@ func (s *Store) save(ctx context.Context, id, like string, m vmm.Machine, r vmm.
 	s.log.Debug("made a snapshot", "id", id, "stopped", saved.Stopped, "pages", saved.Memory.Pages, "written", saved.Memory.Bytes,
 		"frozen", saved.Frozen, "took", time.Since(began))
 	return info, nil
+}
+
+// publish has a directory whose files are synced be the snapshot of that name, for good once the store's directory is synced.
+func (s *Store) publish(tmp, id string) error {
+	if err := syncDir(tmp); err != nil {
+		return err
+	}
+	err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, filepath.Join(s.dir, id), unix.RENAME_NOREPLACE)
+	if errors.Is(err, fs.ErrExist) {
+		return errExists
+	}
+	if err == nil {
+		killpoint("published")
+	}
+	return err
 }
 
 var errExists = errdefs.ErrAlreadyExists.WithMessage("there is a snapshot of that name: delete it or choose another name")
