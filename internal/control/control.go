@@ -42,7 +42,29 @@ func Send(ctx context.Context, socket, method, path string, body, to any) error 
 	return ask(ctx, socket, method, url.URL{Path: path}, bytes.NewReader(b), to)
 }
 
+// Follow sends a body, as JSON, and calls each with the values that the daemon answers with, one after the other, until it has told the
+// last.
+func Follow(ctx context.Context, socket, path string, body any, each func(json.RawMessage) error) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	return request(ctx, socket, http.MethodPost, url.URL{Path: path}, bytes.NewReader(b), func(answer io.Reader) error { return follow(answer, each) })
+}
+
 func ask(ctx context.Context, socket, method string, u url.URL, body io.Reader, to any) error {
+	return request(ctx, socket, method, u, body, func(answer io.Reader) error {
+		if to == nil {
+			return nil
+		}
+		if err := json.NewDecoder(answer).Decode(to); err != nil {
+			return fmt.Errorf("read the daemon's answer: %w", err)
+		}
+		return nil
+	})
+}
+
+func request(ctx context.Context, socket, method string, u url.URL, body io.Reader, read func(answer io.Reader) error) error {
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
@@ -76,13 +98,11 @@ func ask(ctx context.Context, socket, method string, u url.URL, body io.Reader, 
 		why, _ := io.ReadAll(answer) // what has come of it will do
 		return &failure{strings.TrimSpace(string(why)), errhttp.ToNative(resp.StatusCode)}
 	}
-	if to == nil {
-		return nil
+	if err := read(answer); ctx.Err() != nil {
+		return ctx.Err()
+	} else {
+		return err
 	}
-	if err := json.NewDecoder(answer).Decode(to); err != nil {
-		return fmt.Errorf("read the daemon's answer: %w", err)
-	}
-	return nil
 }
 
 // failure is the daemon's line, which names its class already.
