@@ -89,7 +89,7 @@ func imageCommand() *cli.Command {
 				Name:      "pull",
 				Usage:     "take an image from its registry",
 				ArgsUsage: "REFERENCE",
-				Flags:     []cli.Flag{&cli.StringFlag{Name: "user", Usage: "`NAME[:PASSWORD]` for the registry; the password may be in $CUBE_REGISTRY_PASSWORD"}},
+				Flags:     []cli.Flag{registryUserFlag()},
 				Action:    withClient(pullAction),
 			},
 			{
@@ -137,17 +137,25 @@ func importAction(c *cli.Context, client *sandbox.Client) error {
 	return nil
 }
 
+func registryUserFlag() cli.Flag {
+	return &cli.StringFlag{Name: "user", Usage: "`NAME[:PASSWORD]` for the registry; the password may be in $CUBE_REGISTRY_PASSWORD"}
+}
+
+// registryUser is whom a registry is asked as, "" for nobody.
+func registryUser(c *cli.Context) (user, password string) {
+	user, password, ok := strings.Cut(c.String("user"), ":")
+	if user != "" && !ok {
+		password = os.Getenv("CUBE_REGISTRY_PASSWORD")
+	}
+	return user, password
+}
+
 func pullAction(c *cli.Context, client *sandbox.Client) error {
 	if c.NArg() != 1 {
 		return errors.New("it takes one image")
 	}
 	o := sandbox.PullOptions{Progress: reporter(sayTo(os.Stderr))}
-	if u := c.String("user"); u != "" {
-		var ok bool
-		if o.User, o.Secret, ok = strings.Cut(u, ":"); !ok {
-			o.Secret = os.Getenv("CUBE_REGISTRY_PASSWORD")
-		}
-	}
+	o.User, o.Secret = registryUser(c)
 	name, err := client.Pull(c.Context, c.Args().First(), o)
 	if err != nil {
 		return err

@@ -72,6 +72,26 @@ func templateCommand() *cli.Command {
 				Action: withAPI(templateRebuild),
 			},
 			{
+				Name:      "push",
+				Usage:     "have a registry have a template, and print the name that it has there by its digest",
+				ArgsUsage: "NAME[:TAG] REGISTRY/REPOSITORY[:TAG]",
+				Description: "The template is pushed with its machine's disk and memory: whoever may read the repository has what is in them. What is there already\n" +
+					"isn't sent again, so that one that was interrupted can be begun again.",
+				Flags:  []cli.Flag{team, registryUserFlag()},
+				Action: withAPI(templatePush),
+			},
+			{
+				Name:      "pull",
+				Usage:     "make a template, or another build of it, of what was pushed to a registry, and print its id",
+				ArgsUsage: "REGISTRY/REPOSITORY[:TAG|@DIGEST] [NAME[:TAG]]",
+				Description: "Without a name it is called as the last word of the repository. It is there when a sandbox that is made of it has worked. Interrupted, it is\n" +
+					"given up.",
+				Flags: []cli.Flag{team, detach, registryUserFlag(),
+					&cli.StringSliceFlag{Name: "tag", Usage: "what the build is called; more than one is possible", DefaultText: db.DefaultTag},
+					&cli.BoolFlag{Name: "public", Usage: "all teams may use it"}},
+				Action: withAPI(templatePull),
+			},
+			{
 				Name:   "ls",
 				Usage:  "list templates, of all teams",
 				Flags:  []cli.Flag{&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "ids only"}, &cli.BoolFlag{Name: "json", Usage: "as a JSON array"}},

@@ -57,11 +57,16 @@ func askBuild(c *cli.Context, of *api.Client, r api.TemplateRequest) error {
 	if err != nil {
 		return fmt.Errorf("template %s: %w", r.Name, err)
 	}
+	return followBuild(c, of, r.Name, id)
+}
+
+// followBuild waits for a build unless it needn't.
+func followBuild(c *cli.Context, of *api.Client, name string, id api.BuildID) error {
 	if c.Bool("detach") {
 		_, err := fmt.Fprintln(c.App.Writer, id.Build)
 		return err
 	}
-	return awaitBuild(c, of, r.Name, id)
+	return awaitBuild(c, of, name, id)
 }
 
 // awaitBuild shows what a build tells until it is ready, and prints its template's id then. When the command is interrupted, the build

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -27,6 +28,9 @@ import (
 
 // Image is the demo image, which every stack has.
 const Image = "cube.local/debian:bookworm"
+
+// TrustedRegistry is a place for a registry on the test's internet whose templates the stack restores with their memory.
+var TrustedRegistry = netip.AddrPortFrom(testhost.Server, 5000).String()
 
 // Stack is one running stack.
 type Stack struct {
@@ -173,7 +177,8 @@ running = 2
 dns_upstreams = [%q]
 [templates]
 ready_timeout = "15s"
-`, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts, size, testhost.Resolver)}, extra...), "\n")
+trusted_registries = [%q]
+`, filepath.Join(dir, "state"), "/run/"+filepath.Base(dir), filepath.Join(root, "bin"), artefacts, size, testhost.Resolver, TrustedRegistry)}, extra...), "\n")
 	if err = os.WriteFile(s.file, []byte(text), 0o600); err == nil {
 		s.Config, err = config.Load(s.file)
 	}

@@ -2,6 +2,7 @@
 package templates
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,6 +20,10 @@ const inside = "CUBE_TEST_INSIDE"
 func TestMain(m *testing.M) {
 	if os.Getenv(inside) != "" {
 		os.Exit(m.Run())
+	}
+	if err := trust(); err != nil {
+		fmt.Println("make the registries' certificate:", err)
+		os.Exit(1)
 	}
 	stack.Main(m, &s)
 }

@@ -31,6 +31,8 @@ func TestLoad(t *testing.T) {
 		{name: "logs", file: "[logs]\nmax_size = '1MiB'\n", check: func(c *Config) bool { return c.Logs.MaxSize == 1<<20 && c.Logs.MaxFiles == 3 }},
 		{name: "small logs", file: "[logs]\nmax_size = '1KiB'\n", err: "logs.max_size"},
 		{name: "no logs", file: "[logs]\nmax_files = 0\n", err: "logs.max_files"},
+		{name: "registries", file: "[templates]\ntrusted_registries = ['r.example:5000', '192.0.2.1', '[2001:db8::1]:5000']\n", check: func(c *Config) bool { return len(c.Templates.TrustedRegistries) == 3 }},
+		{name: "a registry with a path", file: "[templates]\ntrusted_registries = ['r.example/a']\n", err: "templates.trusted_registries"},
 		{name: "a pool of none", file: "[pool]\nmax_per_template = 0\n", err: "pool.max_per_template"},
 		{name: "audit", file: "[audit]\nmax_files = 5\n", check: func(c *Config) bool { return c.Audit.MaxFiles == 5 && c.Audit.MaxSize == 64<<20 }},
 		{name: "no audit", file: "[audit]\nmax_files = 0\n", err: "audit.max_files"},

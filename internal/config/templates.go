@@ -3,11 +3,14 @@ package config
 import (
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"time"
 
 	"github.com/docker/go-units"
 )
+
+var registryForm = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?$|^\[[0-9a-f:]+\](:[0-9]+)?$`)
 
 // Templates is how templates are made.
 type Templates struct {
@@ -21,6 +24,9 @@ type Templates struct {
 	// MaxUpload and Uploads bound one file that a client uploads for a build, and what all of them take.
 	MaxUpload Size `toml:"max_upload"`
 	Uploads   Size `toml:"uploads"`
+	// TrustedRegistries are those whose templates are restored with their memory, and the state of their devices. Of others' nothing is
+	// taken but the disk: QEMU isn't made to read state that somebody else has written.
+	TrustedRegistries []string `toml:"trusted_registries"`
 	// Images lets sandboxes be made of any image, without a template of it.
 	Images bool `toml:"images"`
 	// PromoteAfter is after how many sandboxes of an image a template is built of it; 0 = never.
@@ -44,6 +50,11 @@ func (t *Templates) validate() error {
 		return fmt.Errorf("templates.max_upload = %s must be at least 1MiB, and templates.uploads = %s as large", t.MaxUpload, t.Uploads)
 	case t.PromoteAfter < 0:
 		return fmt.Errorf("templates.promote_after = %d must be 0 or more", t.PromoteAfter)
+	}
+	for _, r := range t.TrustedRegistries {
+		if !registryForm.MatchString(r) {
+			return fmt.Errorf("templates.trusted_registries: %q must be a registry's host, with its port or not, as names of images have it", r)
+		}
 	}
 	return nil
 }

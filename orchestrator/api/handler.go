@@ -94,6 +94,7 @@ func (s *Service) Handler() http.Handler {
 		return deleteAnswer{users}, err
 	}))
 	s.templates(mux)
+	s.registry(mux)
 	mux.HandleFunc("GET /v1/usage", serve(func(r *http.Request, _ nothing) (usage.Usage, error) { return s.Usage(r.Context()) }))
 	mux.HandleFunc("POST /v1/prune", serve(func(r *http.Request, in pruneRequest) (pruneAnswer, error) {
 		freed, err := s.Prune(r.Context(), in.DryRun, in.Retention)

@@ -31,6 +31,7 @@ const (
 	Kill     Action = "kill"
 	End      Action = "end" // of a sandbox by itself, or by somebody who hasn't asked Cube
 	Build    Action = "build"
+	Push     Action = "push"   // a template's build, to a registry
 	Delete   Action = "delete" // a snapshot or a template
 	Purge    Action = "purge"  // a team, with all that it has
 

@@ -125,9 +125,6 @@ func (s *Service) size(c *Created, freeDiskMB int) error {
 	if c.DiskMB == 0 {
 		c.DiskMB = s.DiskMB + freeDiskMB
 	}
-	bad := func(format string, args ...any) error {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
-	}
 	switch {
 	case c.CPUs != 1 && c.CPUs%2 != 0 || c.CPUs < 1:
 		return bad("cpuCount: CPU count must be 1 or an even number")

@@ -25,6 +25,8 @@ type Plan struct {
 	// use, as users call it.
 	Image    string `json:"image,omitempty"`
 	Template string `json:"template,omitempty"`
+	// Artefact is a template in a registry, by its digest, that it is taken from as it is.
+	Artefact string `json:"artefact,omitempty"`
 	// Sandbox is the one that Template is a snapshot of, for this build alone: it goes with its end.
 	Sandbox string `json:"sandbox,omitempty"`
 	// Secret: the image's registry is asked with a password, which is nowhere in here.
@@ -72,27 +74,14 @@ var (
 	hookPath = regexp.MustCompile(`^/[A-Za-z0-9/._~-]{0,1000}$`)
 )
 
+func bad(format string, args ...any) error {
+	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
+}
+
 // check says what is wrong with a plan, naming the field of E2B's API.
 func (p Plan) check() error {
-	bad := func(format string, args ...any) error {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
-	}
-	switch {
-	case p.Image == "" && p.Template == "":
-		return bad("fromImage: a template is made of an image or of another template (fromTemplate)")
-	case p.Image != "" && p.Template != "":
-		return bad("fromTemplate: there is fromImage already")
-	case p.Secret && p.Image == "":
-		return bad("fromImageRegistry: there is no fromImage")
-	case len(p.Image) > maxName:
-		return bad("fromImage: it has %d characters, there can be %d", len(p.Image), maxName)
-	}
-	if p.Image != "" {
-		if _, err := reference.ParseDockerRef(p.Image); err != nil {
-			return bad("fromImage: %q is not an image's name: %v", p.Image, err)
-		}
-	} else if _, err := db.ParseRef(p.Template); err != nil {
-		return fmt.Errorf("fromTemplate: %w", err)
+	if err := p.checkOrigin(); err != nil {
+		return err
 	}
 	if p.User != "" && !userForm.MatchString(p.User) {
 		return bad("user: %q can't be one", p.User)
@@ -106,7 +95,7 @@ func (p Plan) check() error {
 	if err := checkSteps(p.Steps); err != nil {
 		return err
 	}
-	for _, c := range [][2]string{{"startCmd", p.Run}, {"readyCmd", p.Ready}} {
+	for _, c := range [][2]string{{"startCmd", p.Run}, {"readyCmd", p.Ready}, {"start", p.Start}} {
 		if why := checkCommand(c[1]); c[1] != "" && why != "" {
 			return bad("%s: %s", c[0], why)
 		}
@@ -118,6 +107,36 @@ func (p Plan) check() error {
 		return bad("the init hook's port can't be %d", p.Hook.Port)
 	case p.Hook != nil && !hookPath.MatchString(p.Hook.Path):
 		return bad("the init hook's path can't be %q: /WORD/WORD, say, of letters, digits and ._~-", p.Hook.Path)
+	}
+	return nil
+}
+
+// checkOrigin is check for what it is made of.
+func (p Plan) checkOrigin() error {
+	switch {
+	case p.Artefact != "" && (p.Image != "" || p.Template != "" || len(p.Steps) > 0):
+		return bad("a template of a registry is what it is: nothing is done to it")
+	case p.Artefact != "":
+		named, err := reference.ParseNormalizedNamed(p.Artefact)
+		if _, pinned := named.(reference.Canonical); err != nil || !pinned {
+			return bad("%.200q is nothing that a registry has by its digest", p.Artefact)
+		}
+	case p.Image == "" && p.Template == "":
+		return bad("fromImage: a template is made of an image or of another template (fromTemplate)")
+	case p.Image != "" && p.Template != "":
+		return bad("fromTemplate: there is fromImage already")
+	case p.Secret && p.Image == "":
+		return bad("fromImageRegistry: there is no fromImage")
+	case len(p.Image) > maxName:
+		return bad("fromImage: it has %d characters, there can be %d", len(p.Image), maxName)
+	case p.Image != "":
+		if _, err := reference.ParseDockerRef(p.Image); err != nil {
+			return bad("fromImage: %q is not an image's name: %v", p.Image, err)
+		}
+	default:
+		if _, err := db.ParseRef(p.Template); err != nil {
+			return fmt.Errorf("fromTemplate: %w", err)
+		}
 	}
 	return nil
 }

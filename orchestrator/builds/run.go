@@ -146,7 +146,7 @@ func (s *Service) make(ctx context.Context, w *work, lines *log) (j db.Job, err 
 	}
 	s.tell(w.id)
 	recipe := templates.Recipe{
-		Team: w.team, Image: w.plan.Image, Registry: w.registry, User: w.plan.User, Workdir: w.plan.Workdir, Steps: w.plan.Steps, Run: w.plan.Run, Ready: w.plan.Ready, Start: w.plan.Start, Hook: w.plan.Hook,
+		Team: w.team, Image: w.plan.Image, Artefact: w.plan.Artefact, Registry: w.registry, User: w.plan.User, Workdir: w.plan.Workdir, Steps: w.plan.Steps, Run: w.plan.Run, Ready: w.plan.Ready, Start: w.plan.Start, Hook: w.plan.Hook,
 		Force: w.plan.Force, CPUs: j.CPUs, MemoryMB: j.MemoryMB, DiskMB: j.DiskMB, Profile: w.plan.Profile,
 	}
 	if w.plan.Template != "" {

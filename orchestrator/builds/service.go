@@ -51,6 +51,8 @@ type Options struct {
 	MaxCPUs, MaxMemoryMB int
 	// DiskMB is the size of a sandbox's disk.
 	DiskMB int
+	// Carrier takes templates from registries and has them there.
+	Carrier Carrier
 	// Version is what the builder says that templates are made by, and Digest that of an image that is here.
 	Version string
 	Digest  func(ctx context.Context, image string) (string, error)

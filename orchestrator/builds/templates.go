@@ -69,7 +69,7 @@ func (s *Service) whole(ctx context.Context, of db.Template) (t Template, err er
 // Outdated tells why another build of what a build that is ready is of would be another one, as far as that is known here; "" if it
 // wouldn't.
 func (s *Service) Outdated(ctx context.Context, b Build) (why string, err error) {
-	if b.State != db.JobReady || b.Product == nil || b.Plan == nil || b.Plan.Sandbox != "" {
+	if b.State != db.JobReady || b.Product == nil || b.Plan == nil || b.Plan.Sandbox != "" || b.Plan.Artefact != "" {
 		return "", nil
 	}
 	if b.Product.Builder != s.Version {
@@ -131,6 +131,8 @@ func (s *Service) Rebuild(ctx context.Context, team string, of db.Ref, outdated 
 		return refuse("it isn't known what template '%s' was made of: build it again of that", of)
 	case b.Plan.Sandbox != "":
 		return refuse("template '%s' was made of sandbox %s as it was then: make it again of one", of, b.Plan.Sandbox)
+	case b.Plan.Artefact != "":
+		return refuse("template '%s' was pulled from %s: pull it again to have what is there by now", of, b.Plan.Artefact)
 	case b.Plan.Secret:
 		return refuse("template '%s' was made of an image whose registry wants a password, which isn't kept: build it again of that", of)
 	}

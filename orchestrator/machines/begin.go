@@ -19,20 +19,11 @@ func (m *Machines) Begin(ctx context.Context, b lifecycle.Beginning) (addr netip
 	if err := m.client.Await(ctx); err != nil {
 		return addr, nil, err
 	}
-	settings, err := Settings(b.Network)
+	s, err := specOf(b)
 	if err != nil {
 		return addr, nil, err
 	}
-	entry := sandbox.Envd
-	_, err = m.client.RunDetached(ctx, sandbox.Spec{
-		ID: b.ID, Image: b.Image, From: b.Disk, Entrypoint: &entry,
-		Process: sandbox.Process{Args: b.Args, Env: b.Env, User: "root", Cwd: "/"},
-		Disk:    int64(b.DiskMB) << 20,
-		Annotations: map[string]string{
-			spec.VCPUs: strconv.Itoa(b.CPUs), spec.Memory: strconv.Itoa(b.MemoryMB) + "MiB",
-		},
-		Labels: map[string]string{Label: b.Team}, Whole: true, Network: settings,
-	}, nil)
+	_, err = m.client.RunDetached(ctx, s, nil)
 	if err != nil {
 		return addr, nil, err
 	}
@@ -48,6 +39,21 @@ func (m *Machines) Begin(ctx context.Context, b lifecycle.Beginning) (addr netip
 		err = errdefs.ErrFailedPrecondition.WithMessage("its machine has ended: " + seen.Why)
 	}
 	return seen.Addr, container, err
+}
+
+// specOf is the container of a machine that begins so.
+func specOf(b lifecycle.Beginning) (sandbox.Spec, error) {
+	settings, err := Settings(b.Network)
+	entry := sandbox.Envd
+	return sandbox.Spec{
+		ID: b.ID, Image: b.Image, From: b.Disk, Entrypoint: &entry,
+		Process: sandbox.Process{Args: b.Args, Env: b.Env, User: "root", Cwd: "/"},
+		Disk:    int64(b.DiskMB) << 20,
+		Annotations: map[string]string{
+			spec.VCPUs: strconv.Itoa(b.CPUs), spec.Memory: strconv.Itoa(b.MemoryMB) + "MiB",
+		},
+		Labels: map[string]string{Label: b.Team}, Whole: true, Network: settings,
+	}, err
 }
 
 // Fetch has an image be here.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -45,6 +46,28 @@ func (c *Client) Blueprint(ctx context.Context, id string) (Blueprint, error) {
 	return Blueprint{Image: image.Name(), Spec: s}, nil
 }
 
+// Draft is the blueprint of a container that is asked for, without making it. Its image is here.
+func (c *Client) Draft(ctx context.Context, s Spec) (Blueprint, error) {
+	ctx = c.context(ctx)
+	img, _, err := c.find(ctx, s.Image)
+	if err != nil {
+		return Blueprint{}, fmt.Errorf("image %s: %w", s.Image, err)
+	}
+	config, err := img.Spec(ctx)
+	if err != nil {
+		return Blueprint{}, fmt.Errorf("read image %s: %w", img.Name(), err)
+	}
+	opts, err := s.options(config.Config)
+	if err != nil {
+		return Blueprint{}, err
+	}
+	made, err := oci.GenerateSpec(ctx, c.ctrd, &containers.Container{ID: s.ID}, opts...)
+	if err != nil {
+		return Blueprint{}, fmt.Errorf("make the spec of container %s: %w", s.ID, err)
+	}
+	return Blueprint{Image: img.Name(), Spec: made}, nil
+}
+
 // Restored asks for a container that goes on from a snapshot.
 type Restored struct {
 	ID       string
@@ -63,6 +86,11 @@ func (c *Client) Restore(ctx context.Context, r Restored) error {
 		return errdefs.ErrInvalidArgument.WithMessage("the blueprint of container " + r.ID + " has no spec")
 	}
 	image, err := c.ctrd.GetImage(ctx, r.Image)
+	if errdefs.IsNotFound(err) && r.Image == Blank { // somebody has removed it
+		if err = c.EnsureBlank(ctx); err == nil {
+			image, err = c.ctrd.GetImage(ctx, r.Image)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("the image of container %s: %w", r.ID, err)
 	}

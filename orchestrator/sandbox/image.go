@@ -164,7 +164,7 @@ func (c *Client) Pull(ctx context.Context, ref string, o PullOptions) (string, e
 func (c *Client) pull(ctx context.Context, name string, o PullOptions) (client.Image, error) {
 	// Without a scheme of ours, registries on this machine may speak plain HTTP, where there is no one to listen in; all
 	// others must speak TLS. What the host's containerd configuration says of a registry goes first.
-	resolver := docker.NewResolver(docker.ResolverOptions{Hosts: o.hosts(ctx, name)})
+	resolver := docker.NewResolver(docker.ResolverOptions{Hosts: o.Hosts(ctx, name)})
 	stop := o.Progress.step("pulling " + name)
 	img, err := c.ctrd.Pull(ctx, name, client.WithResolver(resolver), client.WithPullLabels(o.Labels))
 	stop()

@@ -84,8 +84,8 @@ func proxies(getenv func(string) string) map[string]bool {
 
 var _ remoteconfig.UpdateClientFunc = outside
 
-// hosts are where an image is asked for.
-func (o PullOptions) hosts(ctx context.Context, name string) docker.RegistryHosts {
+// Hosts are where an image, or whatever else has such a name, is asked for.
+func (o PullOptions) Hosts(ctx context.Context, name string) docker.RegistryHosts {
 	h := remoteconfig.HostOptions{HostDir: remoteconfig.HostDirFromRoot(registryConfig), Credentials: o.credentials(name)}
 	if o.Outside && !described(registryOf(name)) {
 		h.UpdateClient = outside

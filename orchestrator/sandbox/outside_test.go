@@ -61,7 +61,7 @@ func TestOutside(t *testing.T) {
 	registry := net.JoinHostPort("localhost", port)
 	for _, outside := range []bool{false, true} {
 		asked = 0
-		hosts, err := PullOptions{Outside: outside}.hosts(t.Context(), registry+"/a:b")(registry)
+		hosts, err := PullOptions{Outside: outside}.Hosts(t.Context(), registry+"/a:b")(registry)
 		if err != nil || len(hosts) != 1 {
 			t.Fatalf("%+v, %v", hosts, err)
 		}

@@ -67,7 +67,7 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 		return err
 	}
 	s.undo.Push(func() error { s.engine.Close(); return nil })
-	builder := &templates.Builder{Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Room: s.engine, Version: s.Version}
+	builder := &templates.Builder{Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Room: s.engine, Store: m, Fits: s.launcher.Fits, Version: s.Version}
 	if err := builder.Open(ctx); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (s *stack) openBuilds(ctx context.Context, b *templates.Builder, c *sandbox
 	}
 	s.builds = builds.New(s.db, s.engine, b, uploads, builds.Options{
 		Log: s.Log.With("part", "templates"), Audit: s.audit, Timeout: s.cfg.Timeout, Concurrency: t.Concurrency, Limits: &s.cfg.Limits,
-		MaxCPUs: cpus, MaxMemoryMB: int(s.cfg.VM.MaxMemory / units.MiB), DiskMB: int(s.cfg.Store.DiskSize / units.MiB), Version: b.Version, Digest: c.Digest,
+		MaxCPUs: cpus, MaxMemoryMB: int(s.cfg.VM.MaxMemory / units.MiB), DiskMB: int(s.cfg.Store.DiskSize / units.MiB), Carrier: b, Version: b.Version, Digest: c.Digest,
 	})
 	s.undo.Push(func() error { s.builds.Close(); return nil })
 	if err := s.builds.Open(ctx); err != nil {

@@ -71,8 +71,8 @@ func (b *Builder) layer(ctx context.Context, team, sum string) (snapshot string,
 	return l.Snapshot, release, b.Layers.UseLayer(ctx, l.Snapshot)
 }
 
-// addLayer makes a layer of a machine's disk, which began with that of the snapshot before, and holds it.
-func (b *Builder) addLayer(ctx context.Context, team, sum, machine, before string) (snapshot string, release func() error, err error) {
+// addLayer holds a layer that save has made, by the name that it is given; save tells how many bytes it has that others haven't.
+func (b *Builder) addLayer(ctx context.Context, team, sum string, save func(name string) (bytes int64, err error)) (snapshot string, release func() error, err error) {
 	name := "layer-" + uuid.NewString()
 	letGo, _ := b.hold(name)
 	var u undo.Stack
@@ -82,7 +82,7 @@ func (b *Builder) addLayer(ctx context.Context, team, sum, machine, before strin
 		return "", nil, err
 	}
 	u.Push(func() error { return b.removeLayer(ctx, name) })
-	bytes, err := b.Machines.SaveDisk(ctx, machine, name, before)
+	bytes, err := save(name)
 	if err != nil {
 		return "", nil, err
 	}

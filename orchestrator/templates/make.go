@@ -37,6 +37,9 @@ func (b *Builder) Make(ctx context.Context, r Recipe, files Files, tell Report, 
 	if err := b.Trim(ctx); err != nil {
 		return Made{}, err
 	}
+	if r.Artefact != "" {
+		return b.pull(ctx, r, tell, snapshot)
+	}
 	p, err := b.plan(ctx, r, tell)
 	if err != nil {
 		return Made{}, err
@@ -80,17 +83,22 @@ func (m *making) begin(ctx context.Context, u *undo.Stack, at place, command ...
 	u.Push(v.remove)
 	env := maps.Clone(m.Env)
 	maps.Copy(env, at.Env)
-	args := []string{"init", "-user", at.User, "-workdir", at.Workdir}
-	if len(command) > 0 {
-		args = append(append(args, "--"), command...)
-	}
 	v.addr, v.container, err = m.Machines.Begin(ctx, lifecycle.Beginning{
-		ID: v.id, Team: m.Team, Image: m.Name, Disk: m.disk, Args: args, Env: environ(env), CPUs: m.CPUs, MemoryMB: m.MemoryMB, DiskMB: m.DiskMB,
+		ID: v.id, Team: m.Team, Image: m.Name, Disk: m.disk, Args: initArgs(at, command...), Env: environ(env), CPUs: m.CPUs, MemoryMB: m.MemoryMB, DiskMB: m.DiskMB,
 	})
 	if err == nil {
 		err = m.introduce(ctx, v.addr, lifecycle.Init{})
 	}
 	return v, err
+}
+
+// initArgs are envd's as the first process of a machine.
+func initArgs(at place, command ...string) []string {
+	args := []string{"init", "-user", at.User, "-workdir", at.Workdir}
+	if len(command) > 0 {
+		args = append(append(args, "--"), command...)
+	}
+	return args
 }
 
 // remover removes a machine, whatever state it is in, also when ctx has ended.
@@ -165,7 +173,7 @@ func (m *making) take(ctx context.Context, sum string) (bool, error) {
 
 // keep has the disk of a machine be the one that comes next, and keeps it for others.
 func (m *making) keep(ctx context.Context, v *machine, sum string) error {
-	name, release, err := m.addLayer(ctx, m.Team, sum, v.id, m.disk)
+	name, release, err := m.addLayer(ctx, m.Team, sum, func(name string) (int64, error) { return m.Machines.SaveDisk(ctx, v.id, name, m.disk) })
 	if err != nil {
 		return err
 	}

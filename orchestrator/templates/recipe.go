@@ -13,9 +13,12 @@ import (
 // Recipe says how a template is made: of an image or of another template's build, step by step.
 type Recipe struct {
 	Team string
-	// Image is what it is made of, if Base is nil.
+	// Image is what it is made of, if Base is nil and there is no Artefact.
 	Image string
-	// Registry is how the image's registry is to be asked; nil is without a name.
+	// Artefact is a template in a registry, by the name that Look has given it, which it is and nothing else: there are no Steps, and
+	// what it runs, and as whom, is as Look has it.
+	Artefact string
+	// Registry is how the registry of either is to be asked; nil is without a name.
 	Registry *Registry
 	// Base is the build that it goes on from, with its user, directory, environment and, where the recipe has none, commands.
 	Base *db.Build

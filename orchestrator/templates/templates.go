@@ -10,11 +10,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/guests"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
+	"github.com/cubesandbox/cube/orchestrator/registry"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
+	"github.com/cubesandbox/cube/vmm/snapshot"
 )
 
 const (
@@ -37,6 +41,17 @@ type Machines interface {
 	Forget(ctx context.Context, snapshot string) error
 	Kill(ctx context.Context, id string) error
 	Log(ctx context.Context, id string, q lifecycle.LogQuery) ([]lifecycle.LogEntry, error)
+}
+
+// Store is where machines' snapshots are carried from and to.
+type Store interface {
+	// Hosts are where a registry is asked for what somebody names.
+	Hosts(ctx context.Context, name, user, secret string) docker.RegistryHosts
+	Export(ctx context.Context, snapshot string) (what registry.Machine, read registry.Read, done func() error, err error)
+	// Import makes a snapshot of what fill puts into it, without memory one of the disk alone, whole or not at all.
+	Import(ctx context.Context, snapshot string, of registry.Machine, memory bool, fill func(*snapshot.Info, snapshot.Put) error) error
+	// Blueprint is what a Machine has as its Container whose disk comes from elsewhere.
+	Blueprint(ctx context.Context, b lifecycle.Beginning) (json.RawMessage, error)
 }
 
 // Guests is what answers in machines.
@@ -64,6 +79,10 @@ type Builder struct {
 	Guests   Guests
 	Layers   Layers
 	Room     Room
+	// Store and Fits are what templates of registries need. Fits says what keeps a saved machine from being restored here; that is
+	// errdefs.ErrFailedPrecondition.
+	Store Store
+	Fits  func(ctx context.Context, of *snapshot.Info) error
 	// Version is what templates are said to be made by.
 	Version string
 
