@@ -63,7 +63,7 @@ func resumed(c *client, sb sandbox) {
 
 func whoRuns(c *client, sb sandbox) {
 	c.says(sb, "id -un; id -Gn; pwd; sudo -n id -un", "user\nuser sudo\n/home/user\nroot")
-	if got := c.root(sb, "id -un; pwd; grep CapEff /proc/self/status; grep -E 'NoNewPrivs|Seccomp:' /proc/self/status"); got != "root\n/root\nCapEff:\t000001ffffffffff\nNoNewPrivs:\t0\nSeccomp:\t0" {
+	if got := c.root(sb, "id -un; pwd; grep CapEff /proc/self/status; grep -E 'NoNewPrivs|Seccomp:' /proc/self/status"); got != "root\n/home/user\nCapEff:\t000001ffffffffff\nNoNewPrivs:\t0\nSeccomp:\t0" {
 		c.Errorf("root is %q", got)
 	}
 	if out, err := c.runAs(sb, "nosuch", nil, "id"); err == nil || !strings.Contains(err.Error(), "nosuch") {
