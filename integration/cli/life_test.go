@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +104,19 @@ func TestDoctorOnARunningStack(t *testing.T) {
 	}
 }
 
+// images are the snapshotter's files.
+func images(t *testing.T) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(s.Config.SnapshotterDir(), "images"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
 // TestSandboxSurvives ends every daemon in every way, one after the other, while a container runs.
 func TestSandboxSurvives(t *testing.T) {
 	id := s.ID(t, "survivor")
@@ -167,9 +181,19 @@ func TestSandboxSurvives(t *testing.T) {
 	})
 	t.Run("cube up killed", func(t *testing.T) {
 		old, ctrd := up(t), containerd(t)
+		disks := images(t)
+		other := s.ID(t, "other")
+		if r := s.Ctr("container", "create", "--snapshotter", "cube", stack.Image, other); r.Err != nil {
+			t.Fatal(r.Err)
+		}
 		kill(t, old, unix.SIGKILL)
 		alive() // containerd goes on by itself
+		if r := s.Ctr("container", "rm", other); r.Err != nil {
+			t.Fatal(r.Err)
+		}
 		ok(t, "up", "-d")
+		s.Eventually(t, 20*time.Second, "no disk of what was removed meanwhile", func() bool { return slices.Equal(images(t), disks) })
+		ok(t, "run", "--rm", "--name", other, stack.Image, "true") // at once
 		if up(t) == old || containerd(t) != ctrd {
 			t.Errorf("containerd %d wasn't adopted", ctrd)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/dialer"
 	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -82,6 +83,26 @@ func checkContainerd(ctx context.Context, cfg *config.Config, c *client.Client) 
 		return "", err
 	}
 	return "", &ConfigError{Address: address, Reason: reason, Snippet: snippet}
+}
+
+// meetSnapshotter waits until containerd reaches the snapshotter: one that has gone on without it tries again only after up to
+// 3 s, and refuses what needs it until then. A snapshot that is made and removed also has containerd collect what was removed
+// while there was no snapshotter; by itself it does that when the next one is.
+func meetSnapshotter(ctx context.Context, c *client.Client) error {
+	const key = "cube-up"
+	store := c.SnapshotService(snapshotter.Name)
+	for {
+		_, err := store.View(ctx, key, "")
+		if err == nil || errdefs.IsAlreadyExists(err) { // by a `cube up` that was killed here
+			err = store.Remove(ctx, key)
+		}
+		if err == nil {
+			return nil
+		}
+		if !errdefs.IsUnavailable(err) || !sleep(ctx, 50*time.Millisecond) {
+			return fmt.Errorf("containerd doesn't reach the snapshotter: %w", err)
+		}
+	}
 }
 
 // checkVersion refuses a containerd that is too old, or doesn't say how old it is.

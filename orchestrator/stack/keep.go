@@ -36,6 +36,9 @@ func (s *stack) startContainerd(ctx context.Context) error {
 	if s.containerd, err = checkContainerd(ctx, s.cfg, c); err != nil {
 		return err
 	}
+	if err := meetSnapshotter(ctx, c); err != nil {
+		return err
+	}
 	s.board.SetProbe("containerd", func(ctx context.Context) error {
 		if _, err := c.Version(ctx); err != nil {
 			return fmt.Errorf("doesn't answer: %w", err)

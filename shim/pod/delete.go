@@ -7,9 +7,13 @@ import (
 )
 
 // Delete forgets a process that has stopped or never ran. With the container's init the machine goes.
+// Of deletions of a container at the same time all tell the same.
 func (p *Pod) Delete(ctx context.Context, id, execID string) (pid int, exit Exit, err error) {
 	t, err := p.process(id, execID)
 	if err != nil {
+		if d, ok := p.deletion(id); ok && execID == "" {
+			return d.pid, d.exit, nil
+		}
 		return 0, Exit{}, err
 	}
 	if err := t.acquire(ctx); err != nil {
@@ -18,8 +22,11 @@ func (p *Pod) Delete(ctx context.Context, id, execID string) (pid int, exit Exit
 	defer t.release()
 	c := t.c
 	c.mu.Lock()
-	state := t.state
+	state, exit := t.state, t.exit
 	c.mu.Unlock()
+	if state == Deleted && execID == "" { // by another deletion, just now
+		return c.vm().PID(), exit, nil
+	}
 	if err := state.check(opDelete, t.name()); err != nil {
 		return 0, Exit{}, err
 	}
@@ -64,7 +71,7 @@ func (p *Pod) Delete(ctx context.Context, id, execID string) (pid int, exit Exit
 			ExitStatus:  exit.Status,
 			ExitedAt:    timestamppb.New(exit.At),
 		})
-		p.forget(id)
+		p.deleted(id, deletion{c.vm().PID(), exit})
 	}
 	return c.vm().PID(), exit, nil
 }

@@ -65,8 +65,9 @@ type Pod struct {
 	rolling bool       // a rollback is under way
 	still   *stillness // the guest's, nil while it runs
 	settled sync.Cond  // something that was being made, or answered, has come to an end
-	// answering are the deletions whose answers aren't on their way yet.
+	// answering are the deletions whose answers aren't on their way yet, and deletions what they have come to, by container.
 	answering int
+	deletions map[string]deletion
 	// common is what a pod with a machine of its own has for its containers; nil in other pods.
 	common *spec.Common
 
@@ -82,7 +83,7 @@ type slot struct {
 
 // New makes a pod without a machine.
 func New(env Env) *Pod {
-	p := &Pod{env: env, slots: map[string]*slot{}, changes: semaphore.NewWeighted(allChanges)}
+	p := &Pod{env: env, slots: map[string]*slot{}, deletions: map[string]deletion{}, changes: semaphore.NewWeighted(allChanges)}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.settled.L = &p.mu
 	return p
@@ -108,6 +109,7 @@ func (p *Pod) reserve(id string) error {
 		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("container %s already exists", id))
 	}
 	p.slots[id] = &slot{}
+	delete(p.deletions, id)
 	return nil
 }
 
@@ -141,8 +143,30 @@ func (p *Pod) forget(id string) {
 	p.mu.Unlock()
 }
 
-// Answer keeps the shim from ending on behalf of another deletion until done is called. Of two at a time, the second one
-// may hear that all is gone, and have the shim ended for it, while the first is still being told.
+// deletion is what a container's deletion tells.
+type deletion struct {
+	pid  int
+	exit Exit
+}
+
+// deleted is forget for a container that has been deleted.
+func (p *Pod) deleted(id string, d deletion) {
+	p.mu.Lock()
+	p.deletions[id] = d
+	p.mu.Unlock()
+	p.forget(id)
+}
+
+// deletion finds what a deletion tells that is being answered.
+func (p *Pod) deletion(id string) (d deletion, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d, ok = p.deletions[id]
+	return d, ok
+}
+
+// Answer keeps the shim from ending on behalf of another deletion until done is called. Of two at a time, both are told the
+// same: whoever hears first that all is gone has the shim ended, and the other's answer may get lost with it.
 func (p *Pod) Answer() (done func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,7 +174,9 @@ func (p *Pod) Answer() (done func()) {
 	return func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.answering--
+		if p.answering--; p.answering == 0 {
+			clear(p.deletions)
+		}
 		p.settled.Broadcast()
 	}
 }

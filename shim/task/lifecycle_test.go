@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cubesandbox/cube/shim/record"
 	"github.com/cubesandbox/cube/vmm"
@@ -429,5 +430,35 @@ func TestNothingIsLeftOfExecs(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d descriptors and %d goroutines have become %d and %d", fds, goroutines, f, g)
 		}
+	}
+}
+
+// TestDeletedTwice: whoever deletes a container while another deletion of it is being answered hears the same, so that nobody
+// has nothing to tell if the shim ends first. Later ones hear that there is none, and one that is made anew isn't taken for it.
+func TestDeletedTwice(t *testing.T) {
+	h := newHarness(t)
+	h.run("sleep")
+	h.must(h.kill("", syscall.SIGTERM))
+	h.wait("")
+	answered := h.Service.pod.Answer()
+	first, err := h.delete("")
+	h.must(err)
+	second, err := h.delete("")
+	h.must(err)
+	if first.ExitStatus != 143 || !proto.Equal(first, second) {
+		t.Errorf("%v and %v", first, second)
+	}
+	if _, err := h.delete("another"); !errdefs.IsNotFound(errgrpc.ToNative(err)) {
+		t.Errorf("of a process: %v", err)
+	}
+	h.create("sleep")
+	again, err := h.delete("")
+	h.must(err)
+	if proto.Equal(first, again) {
+		t.Errorf("another container's deletion: %v", again)
+	}
+	answered()
+	if _, err := h.delete(""); !errdefs.IsNotFound(errgrpc.ToNative(err)) {
+		t.Errorf("a later one: %v", err)
 	}
 }
