@@ -188,7 +188,7 @@ func (f *forge) zeros() {
 // farWindow is the memory's first part, compressed so that it takes much to read it.
 func farWindow(f *forge) []byte {
 	var b bytes.Buffer
-	z, err := zstd.NewWriter(&b, zstd.WithWindowSize(256<<20))
+	z, err := zstd.NewWriter(&b, zstd.WithWindowSize(16*window))
 	f.must(err)
 	_, err = z.Write(f.raw(1))
 	f.must(err)
@@ -214,6 +214,34 @@ func TestForeign(t *testing.T) {
 	if _, err := Open(t.Context(), s.host+"/none:1", s.hosts); !errdefs.IsNotFound(err) {
 		t.Errorf("none: %v", err)
 	}
+}
+
+// What is fetched is what the digest stands for, also where it has something in it that isn't read.
+func TestAlike(t *testing.T) {
+	s := newStand(t)
+	_, err := s.push(t.Context(), "app:good")
+	s.must(err)
+	f := &forge{stand: s}
+	s.must(json.Unmarshal(s.get("manifests/good"), &f.Manifest))
+	skipped := append(s.get("blobs/"+f.Layers[0].Digest.String()), 0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0, 'n', 'o', 'n', 'e')
+	f.layer(0, skipped, false)
+	s.put("manifests/skipped", ocispec.MediaTypeImageManifest, []byte(encode(t, f.Manifest)))
+	if _, err := s.pull(t.Context(), s.host+"/app:skipped", "skipped", true); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.store.Delete("skipped")
+	s.must(err)
+	s.take(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, f.Layers[0].Digest.String()) {
+			return false
+		}
+		_, _ = w.Write(append(skipped[:len(skipped)-1:len(skipped)-1], 'E'))
+		return true
+	})
+	if _, err := s.pull(t.Context(), s.host+"/app:skipped", "bad", true); !errdefs.IsDataLoss(err) {
+		t.Errorf("%v", err)
+	}
+	s.nothing()
 }
 
 // A registry that gives something else than it was asked for, breaks off, or lets nobody in.
