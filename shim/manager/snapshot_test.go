@@ -50,6 +50,9 @@ func TestSnapshots(t *testing.T) {
 	shim := d.shimPID()
 	d.must(unix.Kill(shim, unix.SIGKILL))
 	d.ended(shim)
+	if err := c.Hold(t.Context()); !errdefs.IsUnavailable(err) || err.Error() != "the shim of "+id+" has ended meanwhile" {
+		t.Errorf("when it is there no more: %v", err)
+	}
 	if _, warnings := d.delete(); warnings != "" {
 		t.Errorf("delete: %s", warnings)
 	}

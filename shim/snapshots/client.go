@@ -21,6 +21,7 @@ import (
 
 // Client asks the shim of one pod.
 type Client struct {
+	pod string // its id
 	rpc *ttrpc.Client
 	api api.SnapshotsService
 }
@@ -42,7 +43,7 @@ func Dial(ctx context.Context, cfg *config.Config, namespace, id string) (*Clien
 		return nil, fmt.Errorf("connect to the shim of %s: %w", id, err)
 	}
 	rpc := ttrpc.NewClient(conn)
-	return &Client{rpc: rpc, api: api.NewSnapshotsClient(rpc)}, nil
+	return &Client{pod: id, rpc: rpc, api: api.NewSnapshotsClient(rpc)}, nil
 }
 
 // find finds a pod by its id.
@@ -79,61 +80,52 @@ func find(cfg *config.Config, namespace, id string) (record.Pod, error) {
 // Close ends the connection.
 func (c *Client) Close() error { return c.rpc.Close() }
 
+// native is the error of a call, of the class that the shim has told; errdefs.ErrUnavailable if the shim is there no more.
+func (c *Client) native(err error) error {
+	if errors.Is(err, ttrpc.ErrClosed) {
+		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("the shim of %s has ended meanwhile", c.pod))
+	}
+	return errgrpc.ToNative(err)
+}
+
 // Save makes a snapshot of the pod and returns its name; "" has the shim make one.
 func (c *Client) Save(ctx context.Context, name string, purpose saved.Purpose) (string, error) {
 	r, err := c.api.Save(ctx, &api.SaveRequest{Snapshot: name, Purpose: string(purpose)})
-	if err != nil {
-		return "", errgrpc.ToNative(err)
-	}
-	return r.Snapshot, nil
+	return r.GetSnapshot(), c.native(err)
 }
 
 // SaveDisks makes a snapshot of the pod's disks alone. like is as in snapshot.Store.SaveDisks.
 func (c *Client) SaveDisks(ctx context.Context, name, like string) error {
-	if _, err := c.api.Save(ctx, &api.SaveRequest{Snapshot: name, DisksOnly: true, Like: like}); err != nil {
-		return errgrpc.ToNative(err)
-	}
-	return nil
+	_, err := c.api.Save(ctx, &api.SaveRequest{Snapshot: name, DisksOnly: true, Like: like})
+	return c.native(err)
 }
 
 // Pause saves a container to disk and ends it; see pod.PauseToDisk.
 func (c *Client) Pause(ctx context.Context, id string, cold bool) error {
-	if _, err := c.api.Pause(ctx, &api.PauseRequest{Container: id, Cold: cold}); err != nil {
-		return errgrpc.ToNative(err)
-	}
-	return nil
+	_, err := c.api.Pause(ctx, &api.PauseRequest{Container: id, Cold: cold})
+	return c.native(err)
 }
 
 // Stats tells what the pod's machine is of, and what it takes.
 func (c *Client) Stats(ctx context.Context) (*api.StatsResponse, error) {
 	r, err := c.api.Stats(ctx, &api.StatsRequest{})
-	if err != nil {
-		return nil, errgrpc.ToNative(err)
-	}
-	return r, nil
+	return r, c.native(err)
 }
 
 // Rollback puts the pod back to a snapshot of it, and returns the pid that its tasks have then.
 func (c *Client) Rollback(ctx context.Context, name string) (pid int, err error) {
 	r, err := c.api.Rollback(ctx, &api.RollbackRequest{Snapshot: name})
-	if err != nil {
-		return 0, errgrpc.ToNative(err)
-	}
-	return int(r.Pid), nil
+	return int(r.GetPid()), c.native(err)
 }
 
 // Hold has the pod's machine stand still; see pod.Hold.
 func (c *Client) Hold(ctx context.Context) error {
-	if _, err := c.api.Hold(ctx, &api.HoldRequest{}); err != nil {
-		return errgrpc.ToNative(err)
-	}
-	return nil
+	_, err := c.api.Hold(ctx, &api.HoldRequest{})
+	return c.native(err)
 }
 
 // Release has it go on.
 func (c *Client) Release(ctx context.Context) error {
-	if _, err := c.api.Release(ctx, &api.ReleaseRequest{}); err != nil {
-		return errgrpc.ToNative(err)
-	}
-	return nil
+	_, err := c.api.Release(ctx, &api.ReleaseRequest{})
+	return c.native(err)
 }
