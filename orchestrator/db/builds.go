@@ -101,11 +101,13 @@ func (d *DB) Build(ctx context.Context, id string) (Build, error) {
 	return b, d.explain("read", err)
 }
 
+// isLoose is of a build b that belongs to no template and that no sandbox nor a member of the pool is of.
+const isLoose = "b.template IS NULL AND NOT EXISTS (SELECT 1 FROM sandboxes s WHERE s.build = b.id) AND NOT EXISTS (SELECT 1 FROM members m WHERE m.build = b.id)"
+
 // Loose lists the builds that belong to no template and that no sandbox nor a member of the pool is of: what is being made, and
 // what can be deleted.
 func (d *DB) Loose(ctx context.Context) ([]Build, error) {
-	rows, err := d.read.QueryContext(ctx, "SELECT "+buildColumns+` FROM builds b
-		WHERE template IS NULL AND NOT EXISTS (SELECT 1 FROM sandboxes s WHERE s.build = b.id) AND NOT EXISTS (SELECT 1 FROM members m WHERE m.build = b.id)`)
+	rows, err := d.read.QueryContext(ctx, "SELECT "+buildColumns+" FROM builds b WHERE "+isLoose)
 	return collect(d, rows, err, func(b *Build) error {
 		to, read := b.fields()
 		return errors.Join(rows.Scan(to...), read())
@@ -128,8 +130,10 @@ type Publication struct {
 	Template     string
 	MaxTemplates int
 	Tag          string
-	Snapshot     bool // of a sandbox
-	Public       bool
+	// New: if the tag stands for a build already, it goes on to do so, and that is errdefs.ErrAlreadyExists.
+	New      bool
+	Snapshot bool // of a sandbox
+	Public   bool
 }
 
 // Publish is what ends the making of a build. It returns the template's id. A name that stands for a template where a snapshot
@@ -161,6 +165,15 @@ func (d *DB) Publish(ctx context.Context, p Publication) (template string, err e
 			return err
 		case snapshot != p.Snapshot:
 			return taken(p.Name, snapshot)
+		}
+		if p.New {
+			var there bool
+			if err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM tags WHERE template = ? AND tag = ?)", template, p.Tag).Scan(&there); err != nil {
+				return err
+			}
+			if there {
+				return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("there is a build of %s:%s", p.Name, p.Tag))
+			}
 		}
 		res, err := tx.ExecContext(ctx, "UPDATE builds SET template = ? WHERE id = ?", template, p.Build)
 		if err != nil {

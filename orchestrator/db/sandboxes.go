@@ -45,9 +45,29 @@ func (s *Sandbox) fields() (to []any, read func() error) {
 	}
 }
 
-// AddSandbox writes the row of a sandbox before there is anything else of it. A build that is no more is errdefs.ErrNotFound.
+// BuildGone is the error of a sandbox whose build may not be used any more, as it is loose: its snapshot may be being deleted. It is
+// errdefs.ErrNotFound. By its template's name there may be another one.
+type BuildGone struct{ Template string }
+
+func (g *BuildGone) Error() string {
+	return fmt.Sprintf("template '%s' has just been deleted, or built anew", g.Template)
+}
+func (g *BuildGone) Unwrap() error { return errdefs.ErrNotFound }
+
+// AddSandbox writes the row of a sandbox before there is anything else of it. A build that is no more, or loose, is a *BuildGone: what
+// Loose has told nobody can want any more.
 func (d *DB) AddSandbox(ctx context.Context, s Sandbox) error {
-	return d.explain("write to", d.update(ctx, func(tx *sql.Tx) error { return addSandbox(ctx, tx, s) }))
+	return d.explain("write to", d.update(ctx, func(tx *sql.Tx) error {
+		var loose bool
+		err := tx.QueryRowContext(ctx, "SELECT "+isLoose+" FROM builds b WHERE id = ?", s.Build).Scan(&loose)
+		if errors.Is(err, sql.ErrNoRows) || err == nil && loose {
+			return &BuildGone{s.Template}
+		}
+		if err != nil {
+			return err
+		}
+		return addSandbox(ctx, tx, s)
+	}))
 }
 
 func addSandbox(ctx context.Context, tx *sql.Tx, s Sandbox) error {
@@ -60,8 +80,8 @@ func addSandbox(ctx context.Context, tx *sql.Tx, s Sandbox) error {
 	switch {
 	case errors.As(err, &failed) && failed.Code() == lib.SQLITE_CONSTRAINT_PRIMARYKEY:
 		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("there is a sandbox %s", s.ID))
-	case errors.As(err, &failed) && failed.Code() == lib.SQLITE_CONSTRAINT_FOREIGNKEY:
-		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("template '%s' has just been deleted", s.Template))
+	case errors.As(err, &failed) && failed.Code() == lib.SQLITE_CONSTRAINT_FOREIGNKEY: // the build is there
+		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("team '%s' has just been removed", s.Team))
 	case err != nil:
 		return err
 	}

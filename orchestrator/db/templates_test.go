@@ -1,6 +1,7 @@
 package db
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -70,9 +71,15 @@ func TestTemplates(t *testing.T) {
 	if got := loose(); len(got) != 0 {
 		t.Errorf("loose while a sandbox is of it: %v", got)
 	}
+	must(t, d.AddSandbox(ctx, row(Build{ID: "s1", Template: first}, "blue", "fork"))) // of the child
+	must(t, d.DropSandbox(ctx, "fork", ""))
 	must(t, d.DropSandbox(ctx, "child", ""))
 	if got := loose(); !slices.Equal(got, []string{"s1"}) {
 		t.Errorf("loose: %v", got)
+	}
+	// What was seen to be loose may be being deleted.
+	if err := d.AddSandbox(ctx, row(Build{ID: "s1", Template: first}, "blue", "late")); !errors.As(err, new(*BuildGone)) || !errdefs.IsNotFound(err) {
+		t.Errorf("a sandbox of a build that is loose: %v", err)
 	}
 	unnamed, err := snap("s4", "", DefaultTag)
 	must(t, err)
@@ -118,7 +125,25 @@ func TestTemplates(t *testing.T) {
 	for _, id := range loose() {
 		must(t, d.DropBuild(ctx, id))
 	}
-	if err := d.AddSandbox(ctx, row(Build{ID: "s3", Template: first}, "blue", "late")); !errdefs.IsNotFound(err) {
+	if err := d.AddSandbox(ctx, row(Build{ID: "s3", Template: first}, "blue", "late")); !errors.As(err, new(*BuildGone)) || !errdefs.IsNotFound(err) {
 		t.Errorf("a sandbox of a build that is no more: %v", err)
+	}
+}
+
+// TestPublishNew: of those who make the same at the same time, the first one's is what is made.
+func TestPublishNew(t *testing.T) {
+	d, ctx := fresh(t), t.Context()
+	b := build(t, d, "blue", "own")
+	must(t, d.BeginBuild(ctx, Build{ID: "second", Team: "blue", Snapshot: "second", CreatedAt: time.Now()}))
+	p := Publication{Build: "second", Team: "blue", Name: "own", Template: "other", Tag: DefaultTag, New: true}
+	if _, err := d.Publish(ctx, p); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a second one: %v", err)
+	}
+	if _, is, err := d.Resolve(ctx, "blue", Ref{Name: "own"}); err != nil || is.ID != b.ID {
+		t.Errorf("it is %s, %v", is.ID, err)
+	}
+	p.Tag = "v2"
+	if id, err := d.Publish(ctx, p); err != nil || id != b.Template {
+		t.Errorf("by another tag: %s, %v", id, err)
 	}
 }

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -28,6 +29,20 @@ func (e *Engine) Create(ctx context.Context, c Create) (_ Sandbox, err error) {
 	if err := e.allowed(c.Timeout); err != nil {
 		return Sandbox{}, err
 	}
+	for tries := 1; ; tries++ {
+		sb, err := e.createOf(ctx, c)
+		if gone := (*db.BuildGone)(nil); tries < mostBuilds && errors.As(err, &gone) {
+			continue // another one has been built since this one was found
+		}
+		return sb, err
+	}
+}
+
+// mostBuilds is how many builds of a template a create finds, each of which is gone when it is to be used.
+const mostBuilds = 3
+
+// createOf makes a sandbox of the build that there is.
+func (e *Engine) createOf(ctx context.Context, c Create) (Sandbox, error) {
 	t, b, alias, err := e.origin(ctx, c)
 	if err != nil {
 		return Sandbox{}, err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
@@ -141,5 +142,55 @@ func TestSlowHook(t *testing.T) {
 		}
 		close(slow)
 		must(t, <-done)
+	})
+}
+
+// amid is a host where something happens while a sandbox is let in: its build has been found then, and it has no row yet.
+type amid struct {
+	room
+	do func() // nil: nothing
+}
+
+func (h *amid) Read() (admission.Reading, error) {
+	if do := h.do; do != nil {
+		h.do = nil
+		do()
+	}
+	return h.room.Read()
+}
+
+// TestBuiltAnew: a template that is built anew while a create is under way is no reason for that to fail; one that is deleted is.
+func TestBuiltAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &amid{room: room{Reading: admission.Reading{CPUs: 100, MemoryTotal: 1 << 40, MemoryAvailable: 1 << 40, DiskTotal: 1 << 40, DiskFree: 1 << 40}}}
+		s := newStand(t, Options{Host: h})
+		defer s.stop()
+		ctx := t.Context()
+		pass(time.Second)
+		h.do = func() {
+			snapshot, done, err := s.Begin(ctx, db.Build{ID: "second", Team: team, CreatedAt: time.Now(), CPUs: 1, MemoryMB: 256, DiskMB: 512, Settings: db.Settings{EnvdVersion: "0.6.13"}})
+			must(t, err)
+			s.host.mu.Lock()
+			s.host.snapshots[snapshot] = true
+			s.host.mu.Unlock()
+			_, err = s.db.Publish(ctx, db.Publication{Build: "second", Team: team, Name: "base", Tag: db.DefaultTag})
+			must(t, err)
+			done()
+			must(t, s.sweepNow(ctx))
+		}
+		if sb := s.create(nil); sb.BuildID != "second" || sb.MemoryMB != 256 {
+			t.Errorf("made %+v", sb)
+		}
+		s.snap(s.create(nil).ID, "mine")
+		h.do = func() {
+			must(t, s.db.DeleteTemplate(ctx, team, db.Ref{Name: "mine"}))
+			must(t, s.sweepNow(ctx))
+		}
+		if _, err := s.Create(ctx, Create{Team: team, Template: "mine", Timeout: time.Hour}); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "template 'mine' not found") {
+			t.Errorf("of a template that is deleted meanwhile: %v", err)
+		}
+		if n := len(s.host.machines); n != 2 {
+			t.Errorf("%d machines", n)
+		}
 	})
 }

@@ -53,7 +53,7 @@ func (e *Engine) ofImage(ctx context.Context, team, image string) (db.Template, 
 	if !errdefs.IsNotFound(err) {
 		return t, b, err
 	}
-	// Of those that ask at the same time each makes it, which is another build of the same and nothing more.
+	// Of those that ask at the same time each makes it, and has what the first one has made.
 	cold := db.Build{
 		ID: uuid.NewString(), Team: team, Key: audit.Of(ctx).Key, CreatedAt: time.Now(), CPUs: e.Images.CPUs, MemoryMB: e.Images.MemoryMB, DiskMB: e.Images.DiskMB,
 		Settings: db.Settings{User: imageUser, Image: name, Digest: digest},
@@ -64,7 +64,7 @@ func (e *Engine) ofImage(ctx context.Context, team, image string) (db.Template, 
 	}
 	defer done()
 	limits, _ := e.Limits.Of(team)
-	if _, err := e.db.Publish(ctx, db.Publication{Build: cold.ID, Team: team, Name: ref.Name, Template: randomID(20), MaxTemplates: limits.Templates, Tag: db.DefaultTag}); err != nil {
+	if _, err := e.db.Publish(ctx, db.Publication{Build: cold.ID, Team: team, Name: ref.Name, Template: randomID(20), MaxTemplates: limits.Templates, Tag: db.DefaultTag, New: true}); err != nil && !errdefs.IsAlreadyExists(err) {
 		return t, b, err
 	}
 	return e.db.Resolve(ctx, team, ref)

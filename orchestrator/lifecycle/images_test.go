@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -103,6 +104,40 @@ func TestOfImage(t *testing.T) {
 		}
 		if _, err := s.Create(ctx, Create{Team: team, Image: "docker.io/none/x", Timeout: time.Hour}); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "image docker.io/none/x: the registry has none") {
 			t.Errorf("an image that isn't there: %v", err)
+		}
+	})
+}
+
+// TestOfImageAtOnce: of many that are the first of an image, all are of one build, and none of one that is gone.
+func TestOfImageAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, _ := imageStand(t)
+		defer s.stop()
+		s.Images.PromoteAfter = 0
+		fetch := s.Images.Fetch
+		s.Images.Fetch = func(ctx context.Context, team, ref string) (string, string, error) {
+			time.Sleep(time.Second) // all of them come to the same moment
+			return fetch(ctx, team, ref)
+		}
+		made := make([]Sandbox, 16)
+		var all sync.WaitGroup
+		for i := range made {
+			all.Go(func() {
+				var err error
+				if made[i], err = s.Create(t.Context(), Create{Team: team, Image: "docker.io/library/x:1", Timeout: time.Hour}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		for _, sb := range made {
+			if sb.BuildID != made[0].BuildID || sb.TemplateID != made[0].TemplateID {
+				t.Errorf("%s is of %s, and %s of %s", sb.ID, sb.BuildID, made[0].ID, made[0].BuildID)
+			}
+		}
+		pass(time.Minute)
+		if loose, err := s.db.Loose(t.Context()); err != nil || len(loose) > 0 {
+			t.Errorf("left: %+v, %v", loose, err)
 		}
 	})
 }
