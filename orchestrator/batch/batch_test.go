@@ -323,12 +323,31 @@ func TestText(t *testing.T) {
 		x.add(part)
 	}
 	got := x.String()
-	if !strings.HasSuffix(want, got) || len(got) < MaxText-3 || len(got) > MaxText || x.Omitted != int64(len(want)-MaxText) {
-		t.Errorf("%d bytes and %d omitted", len(got), x.Omitted)
+	if !strings.HasSuffix(want, got) || len(got) < MaxText-3 || len(got) > MaxText || x.Omitted() != int64(len(want)-MaxText) {
+		t.Errorf("%d bytes and %d omitted", len(got), x.Omitted())
 	}
 	var y Text
 	y.add([]byte("a\xff\x00b"))
-	if got := y.String(); got != "a\uFFFD\x00b" || y.Omitted != 0 {
+	if got := y.String(); got != "a\uFFFD\x00b" || y.Omitted() != 0 {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestTextOfBytes: what comes byte by byte isn't moved with each of them, and doesn't grow.
+func TestTextOfBytes(t *testing.T) {
+	var x Text
+	moved := 0
+	for i := range 5*MaxText + 7 {
+		before := len(x.end)
+		x.add([]byte{byte('a' + i%26)})
+		if len(x.end) <= before {
+			moved++
+		}
+		if len(x.end) > 2*MaxText {
+			t.Fatalf("%d bytes are held", len(x.end))
+		}
+	}
+	if got := x.String(); moved > 5 || len(got) != MaxText || got[len(got)-1] != byte('a'+(5*MaxText+6)%26) || x.Omitted() != 4*MaxText+7 {
+		t.Errorf("moved %d times, %d bytes are kept, %d omitted", moved, len(got), x.Omitted())
 	}
 }

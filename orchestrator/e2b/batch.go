@@ -198,7 +198,7 @@ type summaryLine struct {
 func (s *Server) result(c *call, r batch.Result) resultLine {
 	l := resultLine{
 		Type: "result", Index: r.Index, SandboxID: r.SandboxID, Status: r.Status, Stdout: r.Stdout.String(), Stderr: r.Stderr.String(),
-		StdoutOmitted: r.Stdout.Omitted, StderrOmitted: r.Stderr.Omitted,
+		StdoutOmitted: r.Stdout.Omitted(), StderrOmitted: r.Stderr.Omitted(),
 		WaitMS: r.Waited.Milliseconds(), CreateMS: r.Made.Milliseconds(), RunMS: r.Ran.Milliseconds(),
 	}
 	if r.Exit != nil {
