@@ -80,7 +80,8 @@ func (d *DB) TeamBuilds(ctx context.Context, team string) ([]Build, error) {
 }
 
 // DropTeam forgets a team with its keys and the reasons of its sandboxes' ends, if nothing else is its: otherwise it is
-// errdefs.ErrFailedPrecondition. What is forgotten is in no file of the database any more.
+// errdefs.ErrFailedPrecondition. What is forgotten is in no file of the database any more; that somebody reads what was, for longer
+// than a write waits, is errdefs.ErrUnavailable.
 func (d *DB) DropTeam(ctx context.Context, team string) error {
 	err := d.update(ctx, func(tx *sql.Tx) error {
 		for _, q := range []string{"DELETE FROM ended WHERE team = ?", "DELETE FROM keys WHERE team = ?"} {
@@ -98,10 +99,18 @@ func (d *DB) DropTeam(ctx context.Context, team string) error {
 		_, err = tx.ExecContext(ctx, "DELETE FROM teams WHERE id = ?", team)
 		return err
 	})
-	if err == nil {
-		_, err = d.write.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")
+	if err != nil {
+		return d.explain("write to", err)
 	}
-	return d.explain("write to", err)
+	var busy bool
+	var pages, moved int
+	if err := d.write.QueryRowContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)").Scan(&busy, &pages, &moved); err != nil {
+		return d.explain("write to", err)
+	}
+	if busy {
+		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("team %s is gone, but its rows are in the database's log until nobody reads what was before: a restart of `cube up` ends that", team))
+	}
+	return nil
 }
 
 // TeamRows tells which rows of any table say that they are a team's: "2 in builds", say.

@@ -4,7 +4,6 @@ package teams
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -73,8 +72,12 @@ func (p *Purger) Purge(ctx context.Context, team string) (r Report, err error) {
 		entry.Result, entry.Error = audit.Outcome(failed)
 		p.Audit.Record(entry)
 	}()
-	if known, err := p.known(ctx, team); err != nil || !known {
-		return r, errors.Join(err, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("there is no team %s: `cube team ls` lists them", team)))
+	known, err := p.known(ctx, team)
+	if err != nil {
+		return r, err
+	}
+	if !known {
+		return r, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("there is no team %s: `cube team ls` lists them", team))
 	}
 	if err := p.DB.CloseTeam(ctx, team); err != nil {
 		return r, err

@@ -157,8 +157,14 @@ func TestPurgeOrder(t *testing.T) {
 			}
 			return nil, nil
 		}}
-	r, err := (&Purger{DB: d, Audit: audit.Nowhere{}, Assets: []Asset{first, second}}).Purge(ctx, "blue")
+	p := &Purger{DB: d, Audit: audit.Nowhere{}, Assets: []Asset{first, second}}
+	r, err := p.Purge(ctx, "blue")
 	if err != nil || !r.Done() || len(r.Removed) != 2 {
 		t.Errorf("%+v, %v", r, err)
+	}
+	// That it can't be known isn't that there is none.
+	must(t, d.Close())
+	if _, err := p.Purge(ctx, "blue"); err == nil || errdefs.IsNotFound(err) {
+		t.Errorf("without a database: %v", err)
 	}
 }
