@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
@@ -19,10 +20,13 @@ import (
 // sharedSpace is RFC 6598's, behind carriers' address translation: it is no more public than private networks.
 var sharedSpace = netip.MustParsePrefix("100.64.0.0/10")
 
-// public tells whether an address may be anybody's, not the host's own or a network's of its.
-func public(a netip.Addr) bool {
+// public tells whether an address may be anybody's, not the host's own, whose interfaces have these, or a network's of its.
+func public(a netip.Addr, own []net.Addr) bool {
 	a = a.Unmap()
-	return a.IsGlobalUnicast() && !a.IsPrivate() && !sharedSpace.Contains(a)
+	return a.IsGlobalUnicast() && !a.IsPrivate() && !sharedSpace.Contains(a) && !slices.ContainsFunc(own, func(of net.Addr) bool {
+		p, err := netip.ParsePrefix(of.String())
+		return err == nil && p.Addr().Unmap() == a.WithZone("")
+	})
 }
 
 // described tells whether the host's containerd configuration is about that very registry.
@@ -41,8 +45,12 @@ func outside(c *http.Client) error {
 	t = t.Clone()
 	dial, proxies := t.DialContext, proxies(os.Getenv)
 	guarded := &net.Dialer{Control: func(_, address string, _ syscall.RawConn) error {
+		own, err := net.InterfaceAddrs()
+		if err != nil {
+			return fmt.Errorf("look for the host's own addresses: %w", err)
+		}
 		at, err := netip.ParseAddrPort(address)
-		if err != nil || !public(at.Addr()) {
+		if err != nil || !public(at.Addr(), own) {
 			return errdefs.ErrPermissionDenied.WithMessage(fmt.Sprintf(
 				"%s is of this host or a private network: describe the registry in %s, or `cube image pull` the image first", address, registryConfig))
 		}

@@ -15,11 +15,13 @@ import (
 
 // TestPublic: what is the host's or its networks' is nobody's registry.
 func TestPublic(t *testing.T) {
+	own := []net.Addr{&net.IPNet{IP: net.IPv4(9, 9, 9, 9), Mask: net.CIDRMask(24, 32)}, &net.IPNet{IP: net.ParseIP("2620:fe::9"), Mask: net.CIDRMask(64, 128)}}
 	for address, want := range map[string]bool{
 		"1.1.1.1": true, "2606:4700::1111": true, "127.0.0.1": false, "::1": false, "10.0.0.1": false, "192.168.1.1": false, "169.254.169.254": false,
 		"fe80::1": false, "fd00::1": false, "100.64.0.1": false, "0.0.0.0": false, "::": false, "::ffff:127.0.0.1": false, "::ffff:10.1.1.1": false, "224.0.0.1": false, "255.255.255.255": false,
+		"9.9.9.9": false, "::ffff:9.9.9.9": false, "9.9.9.10": true, "2620:fe::9": false, "2620:fe::a": true,
 	} {
-		if got := public(netip.MustParseAddr(address)); got != want {
+		if got := public(netip.MustParseAddr(address), own); got != want {
 			t.Errorf("%s: %v", address, got)
 		}
 	}
