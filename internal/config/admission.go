@@ -92,13 +92,21 @@ func (l *Limits) validate() error {
 		return err
 	}
 	for _, team := range slices.Sorted(maps.Keys(l.Team)) {
-		if !teamName.MatchString(team) {
-			return fmt.Errorf("limits.team.%s: a team's name is of a-z, 0-9, - and _", team)
+		if err := validTeam("limits", team); err != nil {
+			return err
 		}
 		own, _ := l.Of(team)
 		if err := own.check("limits.team." + team); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// validTeam refuses what no team is called by: nobody would have what a section says of it.
+func validTeam(section, team string) error {
+	if !teamName.MatchString(team) {
+		return fmt.Errorf("%s.team.%s: a team's name is of a-z, 0-9, - and _", section, team)
 	}
 	return nil
 }

@@ -98,14 +98,6 @@ type Logs struct {
 	MaxFiles int  `toml:"max_files"`
 }
 
-// Pool is how many machines are kept ready for sandboxes to come.
-type Pool struct {
-	// MaxMemory bounds the memory of all of them; 0 = none are kept.
-	MaxMemory Size `toml:"max_memory"`
-	// MaxPerTemplate bounds how many there are of one template's build.
-	MaxPerTemplate int `toml:"max_per_template"`
-}
-
 // Default is the configuration of a host without a file.
 func Default() *Config {
 	return &Config{
@@ -226,12 +218,12 @@ func (c *Config) complete() error {
 		return fmt.Errorf("logs.max_size = %s must be at least 64KiB", c.Logs.MaxSize)
 	case c.Logs.MaxFiles < 1 || c.Logs.MaxFiles > 1000:
 		return fmt.Errorf("logs.max_files = %d must be between 1 and 1000", c.Logs.MaxFiles)
-	case c.Pool.MaxPerTemplate < 1:
-		return fmt.Errorf("pool.max_per_template = %d must be at least 1; without a pool, pool.max_memory is 0", c.Pool.MaxPerTemplate)
-	case c.Audit.MaxSize < 64*units.KiB:
-		return fmt.Errorf("audit.max_size = %s must be at least 64KiB", c.Audit.MaxSize)
-	case c.Audit.MaxFiles < 1 || c.Audit.MaxFiles > 1000:
-		return fmt.Errorf("audit.max_files = %d must be between 1 and 1000", c.Audit.MaxFiles)
+	}
+	if err := c.Audit.validate(); err != nil {
+		return err
+	}
+	if err := c.Pool.validate(); err != nil {
+		return err
 	}
 	if err := c.Retention.Validate(); err != nil {
 		return err

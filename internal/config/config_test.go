@@ -47,6 +47,7 @@ func TestLoad(t *testing.T) {
 		}},
 		{name: "keep for a blink", file: "[retention]\nsnapshot_ttl = '1ms'\n", err: "retention.snapshot_ttl"},
 		{name: "keep less than nothing", file: "[retention.team.blue]\npaused_keep = -1\n", err: "retention.team.blue.paused_keep"},
+		{name: "keep of no team", file: "[retention.team.Blue]\nsnapshot_keep = 1\n", err: "retention.team.Blue: a team's name"},
 		{name: "unknown of a team", file: "[retention.team.blue]\nkeep = 1\n", err: "unknown key"},
 		{name: "network", file: "[network]\npool = '172.30.0.0/20'\nmark_mask = 0x700\ndns_upstreams = ['192.0.2.1', '[2001:db8::1]:5353']\n", check: func(c *Config) bool {
 			return c.Network.Gateway().String() == "172.30.15.254" && c.Network.Marks() == Marks{0x700, 0x100, 0x200, 0x300, 0x400} &&

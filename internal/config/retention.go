@@ -2,6 +2,8 @@ package config
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -86,8 +88,11 @@ func (r Retention) Validate() error {
 	if err := r.Keep.validate("retention"); err != nil {
 		return err
 	}
-	for team, k := range r.Team {
-		if err := k.validate("retention.team." + team); err != nil {
+	for _, team := range slices.Sorted(maps.Keys(r.Team)) {
+		if err := validTeam("retention", team); err != nil {
+			return err
+		}
+		if err := r.Team[team].validate("retention.team." + team); err != nil {
 			return err
 		}
 	}
@@ -106,10 +111,4 @@ func (k Keep) validate(table string) error {
 		}
 	}
 	return nil
-}
-
-// Audit bounds what is kept of the record of what was done: MaxFiles files of at most MaxSize each.
-type Audit struct {
-	MaxSize  Size `toml:"max_size"`
-	MaxFiles int  `toml:"max_files"`
 }
