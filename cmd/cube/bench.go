@@ -55,23 +55,25 @@ func runBench(c *cli.Context, api *client.Client) error {
 	case o.Count < 1 || o.Count > benchMost || o.Concurrency < 1 || o.Concurrency > benchMost:
 		return fmt.Errorf("--count %d and --concurrency %d must be from 1 to %d", o.Count, o.Concurrency, benchMost)
 	}
+	show := showReport
+	if c.Bool("json") {
+		show = func(w io.Writer, rep bench.Report) error { return writeJSON(w, rep) }
+	}
 	rep, err := bench.Run(c.Context, api, o)
+	if len(rep.Rows) > 0 { // also where it was interrupted, or something is left
+		err = errors.Join(err, show(c.App.Writer, rep))
+	}
 	if err != nil {
 		return leftAlone(c.Context, err)
-	}
-	if c.Bool("json") {
-		err = writeJSON(c.App.Writer, rep)
-	} else {
-		err = showReport(c.App.Writer, rep)
 	}
 	failed := 0
 	for _, r := range rep.Rows {
 		failed += r.Failed
 	}
-	if err == nil && failed > 0 {
+	if failed > 0 {
 		return fmt.Errorf("%d have failed", failed)
 	}
-	return err
+	return nil
 }
 
 func showReport(w io.Writer, rep bench.Report) error {

@@ -12,6 +12,7 @@ import (
 
 // TestBenchFromOutside has a server on which creates work and nothing else.
 func TestBenchFromOutside(t *testing.T) {
+	stuck := false // nothing can be killed
 	run := outside(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.Method + " " + r.URL.Path {
 		case "POST /sandboxes":
@@ -19,7 +20,13 @@ func TestBenchFromOutside(t *testing.T) {
 			fmt.Fprint(w, `{"sandboxID":"i1","envdAccessToken":"x"}`)
 		case "GET /v2/sandboxes":
 			fmt.Fprint(w, "[]")
-		case "GET /health", "DELETE /sandboxes/i1":
+		case "DELETE /sandboxes/i1":
+			if stuck {
+				w.WriteHeader(503)
+				return
+			}
+			w.WriteHeader(204)
+		case "GET /health":
 			w.WriteHeader(204)
 		default:
 			w.WriteHeader(501)
@@ -39,6 +46,12 @@ func TestBenchFromOutside(t *testing.T) {
 	var rep bench.Report
 	if err := json.Unmarshal([]byte(stdout), &rep); err != nil || code != 0 || len(rep.Rows) != 2 || rep.Rows[0].Count != 3 || rep.Conditions.Until != "api" {
 		t.Errorf("%d, %+v, %v", code, rep, err)
+	}
+	// What was measured is told also where something is left.
+	stuck = true
+	code, stdout, stderr = run("bench", "-n", "1", "--op", "create")
+	if code != 1 || !strings.Contains(stdout, "\ncreate ") || !strings.Contains(stderr, "couldn't be removed, and are left: i1") {
+		t.Errorf("%d, %q, %q", code, stdout, stderr)
 	}
 	for args, says := range map[string]string{"--op run": `--op "run" isn't one of create, exec`, "-n 0": "--count 0", "-c 100001": "--concurrency 100001", "x": "no arguments"} {
 		if code, _, stderr := run(append([]string{"bench"}, strings.Fields(args)...)...); code != 1 || !strings.Contains(stderr, says) {
