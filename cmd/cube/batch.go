@@ -146,7 +146,7 @@ func pairs(c *cli.Context, flag string, lookup func(string) (string, bool)) (map
 	return all, nil
 }
 
-// envLine bounds a line of a file of variables, in bytes: the API takes no more in all.
+// envLine bounds a line of a file of variables, in bytes.
 const envLine = 1 << 20
 
 // readEnvs reads the items' variables, a JSON object in each line. Empty lines are none.
@@ -161,7 +161,8 @@ func readEnvs(file string, stdin io.Reader) (all []map[string]string, err error)
 	}
 	lines := bufio.NewScanner(stdin)
 	lines.Buffer(nil, envLine)
-	for n := 1; lines.Scan(); n++ {
+	n := 1
+	for ; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" {
 			continue
@@ -172,7 +173,10 @@ func readEnvs(file string, stdin io.Reader) (all []map[string]string, err error)
 		}
 		all = append(all, env)
 	}
-	if err := lines.Err(); err != nil {
+	switch err := lines.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		return nil, fmt.Errorf("line %d has %d bytes or more: the API takes no more in all", n, envLine)
+	case err != nil:
 		return nil, err
 	}
 	if len(all) == 0 {

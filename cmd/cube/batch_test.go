@@ -83,11 +83,11 @@ func TestBatchFromOutside(t *testing.T) {
 
 func TestReadEnvs(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                         "nothing in it",
-		"\n{\"A\":\"1\"}\n[]\n":    "line 3 isn't",
-		"{\"A\":1}":                "line 1 isn't",
-		"null":                     "line 1 isn't",
-		strings.Repeat("x", 2<<20): "too long",
+		"":                      "nothing in it",
+		"\n{\"A\":\"1\"}\n[]\n": "line 3 isn't",
+		"{\"A\":1}":             "line 1 isn't",
+		"null":                  "line 1 isn't",
+		"{\"A\":\"1\"}\n" + strings.Repeat("x", 2<<20): "line 2 has 1048576 bytes or more",
 	} {
 		if _, err := readEnvs("-", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v", text, err)
