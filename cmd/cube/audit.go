@@ -12,7 +12,6 @@ import (
 	"github.com/containerd/containerd/v2/pkg/identifiers"
 	"github.com/urfave/cli/v2"
 
-	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/audit"
 	"github.com/cubesandbox/cube/orchestrator/sandbox"
 )
@@ -59,11 +58,6 @@ func auditCommand() *cli.Command {
 	}
 }
 
-// auditFile is where the record is, and what is kept of it.
-func auditFile(cfg *config.Config) audit.File {
-	return audit.File{Path: cfg.AuditFile(), Size: int64(cfg.Audit.MaxSize), Files: cfg.Audit.MaxFiles}
-}
-
 // sinceWhen reads a time, or how long ago it is.
 func sinceWhen(s string, now time.Time) (time.Time, error) {
 	if s == "" {
@@ -87,7 +81,7 @@ func recorded(c *cli.Context, action audit.Action, id string, err error) error {
 		e.Sandbox = ""
 	}
 	e.Result, e.Error = audit.Outcome(err)
-	return errors.Join(err, audit.Append(auditFile(at(c).cfg), e))
+	return errors.Join(err, audit.Append(audit.FileOf(at(c).cfg), e))
 }
 
 // auditLine is how entries are shown.

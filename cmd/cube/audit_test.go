@@ -39,7 +39,7 @@ func TestAudit(t *testing.T) {
 	}
 	now := time.Now()
 	for n := range 600 { // of more than one file
-		err := audit.Append(auditFile(cfg), audit.Entry{Time: now.Add(time.Duration(n-600) * time.Second), Action: audit.Pause, Result: audit.OK, Team: "red", Sandbox: "ired", By: audit.By{Via: audit.Deadline}})
+		err := audit.Append(audit.FileOf(cfg), audit.Entry{Time: now.Add(time.Duration(n-600) * time.Second), Action: audit.Pause, Result: audit.OK, Team: "red", Sandbox: "ired", By: audit.By{Via: audit.Deadline}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +48,7 @@ func TestAudit(t *testing.T) {
 		{Action: audit.Restore, Result: audit.Failed, Error: "resource_exhausted", Team: "blue", Sandbox: "ichild", Origin: "iparent", Snapshot: "mine:v1", By: audit.By{Via: audit.API, Key: "k1", Request: "r1", From: "192.0.2.1:9"}},
 		{Action: audit.Kill, Result: audit.OK, Team: "blue", Sandbox: "iold", By: audit.By{Via: audit.Retention}, Why: "retention: it is old"},
 	} {
-		if err := audit.Append(auditFile(cfg), e); err != nil {
+		if err := audit.Append(audit.FileOf(cfg), e); err != nil {
 			t.Fatal(err)
 		}
 	}

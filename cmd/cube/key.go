@@ -71,7 +71,7 @@ func recordKey(c *cli.Context, d *db.DB, action audit.Action, key string) error 
 	if err != nil {
 		return err
 	}
-	return audit.Append(auditFile(at(c).cfg), audit.Entry{Action: action, Result: audit.OK, Team: k.Team, By: audit.By{Via: audit.CLI}, Subject: k.ID})
+	return audit.Append(audit.FileOf(at(c).cfg), audit.Entry{Action: action, Result: audit.OK, Team: k.Team, By: audit.By{Via: audit.CLI}, Subject: k.ID})
 }
 
 // masked leaves of a key only what may be shown.

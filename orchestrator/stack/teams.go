@@ -11,8 +11,7 @@ import (
 
 // openAudit opens the record of what is done.
 func (s *stack) openAudit() (err error) {
-	file := audit.File{Path: s.cfg.AuditFile(), Size: int64(s.cfg.Audit.MaxSize), Files: s.cfg.Audit.MaxFiles}
-	if s.audit, err = audit.Open(file, s.Log.With("part", "audit")); err != nil {
+	if s.audit, err = audit.Open(audit.FileOf(s.cfg), s.Log.With("part", "audit")); err != nil {
 		return err
 	}
 	s.undo.Push(s.audit.Close)
