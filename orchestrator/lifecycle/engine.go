@@ -340,21 +340,3 @@ func (e *Engine) publish(b *box, was, r *row) {
 	}
 	e.alarms.set(b.id, at)
 }
-
-// refused is the error of what isn't possible in the row's state.
-func refused(r *row, ev event) error {
-	say := func(format string, args ...any) error {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf(format, args...))
-	}
-	switch {
-	case r.State == Killing:
-		return say("sandbox '%s' is being killed", r.ID)
-	case r.State == Paused && ev == evPause:
-		return say("sandbox '%s' is paused already", r.ID)
-	case r.State == Running && ev == evResume:
-		return say("sandbox '%s' is running already", r.ID)
-	case r.State == Paused:
-		return say("sandbox '%s' is paused: resume it first", r.ID)
-	}
-	return say("sandbox '%s' is in the state %s: try again when that is over", r.ID, r.State)
-}

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -66,4 +67,22 @@ func RetryAfter(err error) time.Duration {
 		return time.Second
 	}
 	return 0
+}
+
+// refused is the error of what isn't possible in the row's state.
+func refused(r *row, ev event) error {
+	say := func(format string, args ...any) error {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf(format, args...))
+	}
+	switch {
+	case r.State == Killing:
+		return say("sandbox '%s' is being killed", r.ID)
+	case r.State == Paused && ev == evPause:
+		return say("sandbox '%s' is paused already", r.ID)
+	case r.State == Running && ev == evResume:
+		return say("sandbox '%s' is running already", r.ID)
+	case r.State == Paused:
+		return say("sandbox '%s' is paused: resume it first", r.ID)
+	}
+	return say("sandbox '%s' is in the state %s: try again when that is over", r.ID, r.State)
 }
