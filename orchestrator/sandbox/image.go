@@ -140,8 +140,8 @@ func formatAll(all []platforms.Platform) []string {
 type PullOptions struct {
 	// User and Secret are for the registry; "" pulls as nobody.
 	User, Secret string
-	// Outside has nothing of this host and its networks be asked, unless the host's configuration describes the registry: somebody
-	// else has named it.
+	// Outside says that somebody else has named it: nothing of this host and its networks is asked, unless the host's configuration
+	// describes the registry, and what is too large for a sandbox isn't pulled.
 	Outside bool
 	// Labels are containerd's.
 	Labels   map[string]string
@@ -162,14 +162,18 @@ func (c *Client) Pull(ctx context.Context, ref string, o PullOptions) (string, e
 }
 
 func (c *Client) pull(ctx context.Context, name string, o PullOptions) (client.Image, error) {
-	// Without a scheme of ours, registries on this machine may speak plain HTTP, where there is no one to listen in; all
-	// others must speak TLS. What the host's containerd configuration says of a registry goes first.
-	resolver := docker.NewResolver(docker.ResolverOptions{Hosts: o.Hosts(ctx, name)})
 	stop := o.Progress.step("pulling " + name)
-	img, err := c.ctrd.Pull(ctx, name, client.WithResolver(resolver), client.WithPullLabels(o.Labels))
+	img, err := c.ctrd.Pull(ctx, name, c.remote(ctx, name, o)...)
 	stop()
 	if err != nil {
-		why := fmt.Sprintf("pull %s: %s; check the name and the network, or `cube image import` it from a file", name, pullCause(err))
+		why := fmt.Sprintf("pull %s: %s", name, pullCause(err))
+		switch {
+		case errdefs.IsOutOfRange(err):
+			return nil, errdefs.ErrOutOfRange.WithMessage(why)
+		case errdefs.IsResourceExhausted(err):
+			return nil, errdefs.ErrUnavailable.WithMessage(why)
+		}
+		why += "; check the name and the network, or `cube image import` it from a file"
 		switch {
 		case errdefs.IsNotFound(err):
 			return nil, errdefs.ErrNotFound.WithMessage(why)
@@ -179,6 +183,17 @@ func (c *Client) pull(ctx context.Context, name string, o PullOptions) (client.I
 		return nil, errdefs.ErrUnavailable.WithMessage(why)
 	}
 	return img, c.unpack(ctx, img, o.Progress)
+}
+
+// remote is how an image is asked for.
+func (c *Client) remote(ctx context.Context, name string, o PullOptions) []client.RemoteOpt {
+	// Without a scheme of ours, registries on this machine may speak plain HTTP, where there is no one to listen in; all
+	// others must speak TLS. What the host's containerd configuration says of a registry goes first.
+	opts := []client.RemoteOpt{client.WithResolver(docker.NewResolver(docker.ResolverOptions{Hosts: o.Hosts(ctx, name)})), client.WithPullLabels(o.Labels)}
+	if o.Outside {
+		opts = append(opts, client.WithImageHandler(&bounds{cfg: c.cfg}))
+	}
+	return opts
 }
 
 // credentials are for the image's own registry: a mirror gets none.
