@@ -46,7 +46,7 @@ func specOf(b lifecycle.Beginning) (sandbox.Spec, error) {
 	settings, err := Settings(b.Network)
 	entry := sandbox.Envd
 	return sandbox.Spec{
-		ID: b.ID, Image: b.Image, From: b.Disk, Entrypoint: &entry,
+		ID: b.ID, Image: b.Image, Outside: true, From: b.Disk, Entrypoint: &entry,
 		Process: sandbox.Process{Args: b.Args, Env: b.Env, User: "root", Cwd: "/"},
 		Disk:    int64(b.DiskMB) << 20,
 		Annotations: map[string]string{

@@ -11,13 +11,16 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
+	"github.com/docker/go-units"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // registryConfig is where containerd's users describe their registries and mirrors.
@@ -63,8 +66,8 @@ func (c *Client) find(ctx context.Context, ref string) (img client.Image, name s
 	return nil, name, err
 }
 
-// ensure returns an image whose disk the snapshotter has, pulling and unpacking it as needed.
-func (c *Client) ensure(ctx context.Context, ref string, p Progress) (client.Image, error) {
+// ensure returns an image whose disk the snapshotter has, pulling and unpacking it as needed. outside is as in PullOptions.
+func (c *Client) ensure(ctx context.Context, ref string, outside bool, p Progress) (client.Image, error) {
 	img, name, err := c.find(ctx, ref)
 	switch {
 	case err == nil:
@@ -72,7 +75,7 @@ func (c *Client) ensure(ctx context.Context, ref string, p Progress) (client.Ima
 	case !errdefs.IsNotFound(err):
 		return nil, err
 	}
-	img, err = c.pull(ctx, name, PullOptions{Progress: p})
+	img, err = c.pull(ctx, name, PullOptions{Outside: outside, Progress: p})
 	if err != nil {
 		return nil, fmt.Errorf("the image isn't here: %w", err)
 	}
@@ -92,10 +95,14 @@ func (c *Client) unpack(ctx context.Context, img client.Image, p Progress) error
 		return nil
 	}
 	defer p.step("unpacking " + img.Name())()
-	if err := img.Unpack(ctx, Snapshotter); err != nil {
-		return fmt.Errorf("unpack image %s: %w", img.Name(), err)
+	err = img.Unpack(ctx, Snapshotter)
+	switch {
+	case err == nil:
+		return nil
+	case strings.Contains(err.Error(), unix.ENOSPC.Error()) && !errdefs.IsResourceExhausted(err): // of the disk, not of the store
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("image %s doesn't fit on a disk of %s (store.disk_size)", img.Name(), units.BytesSize(float64(c.cfg.Store.DiskSize))))
 	}
-	return nil
+	return fmt.Errorf("unpack image %s: %w", img.Name(), err)
 }
 
 // checkPlatform refuses an image that is for other machines only.
@@ -124,8 +131,8 @@ func (c *Client) checkPlatform(ctx context.Context, img client.Image) error {
 }
 
 func foreignImage(name string, has ...platforms.Platform) error {
-	return fmt.Errorf("image %s is for %s, this machine runs %s: take the image for that architecture",
-		name, strings.Join(formatAll(has), ", "), platforms.Format(platforms.DefaultSpec()))
+	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("image %s is for %s, this machine runs %s: take the image for that architecture",
+		name, strings.Join(formatAll(has), ", "), platforms.Format(platforms.DefaultSpec())))
 }
 
 func formatAll(all []platforms.Platform) []string {
@@ -191,7 +198,10 @@ func (c *Client) remote(ctx context.Context, name string, o PullOptions) []clien
 	// others must speak TLS. What the host's containerd configuration says of a registry goes first.
 	opts := []client.RemoteOpt{client.WithResolver(docker.NewResolver(docker.ResolverOptions{Hosts: o.Hosts(ctx, name)})), client.WithPullLabels(o.Labels)}
 	if o.Outside {
-		opts = append(opts, client.WithImageHandler(&bounds{cfg: c.cfg}))
+		w := &whole{info: func(ctx context.Context, d digest.Digest) (content.Info, error) {
+			return c.ctrd.ContentStore().Info(ctx, d)
+		}}
+		opts = append(opts, client.WithImageHandler(&bounds{cfg: c.cfg}), client.WithImageHandlerWrapper(w.wrap))
 	}
 	return opts
 }

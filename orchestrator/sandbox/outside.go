@@ -36,8 +36,8 @@ func described(registry string) bool {
 }
 
 // outside has a client of a registry, who names it, reach nothing of the host and its networks by that name, nor by where it leads.
-// The proxies that the host's environment names are reached.
-func outside(c *http.Client) error {
+// The proxies that the environment names are reached, and what is the host's own choice, HOST:PORT.
+func outside(c *http.Client, own map[string]bool) error {
 	t, ok := c.Transport.(*http.Transport)
 	if !ok {
 		return fmt.Errorf("a registry's transport is a %T", c.Transport)
@@ -57,7 +57,7 @@ func outside(c *http.Client) error {
 		return nil
 	}}
 	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-		if proxies[address] {
+		if proxies[address] || own[address] {
 			return dial(ctx, network, address)
 		}
 		return guarded.DialContext(ctx, network, address)
@@ -78,25 +78,55 @@ func proxies(getenv func(string) string) map[string]bool {
 		if err != nil || u.Hostname() == "" {
 			continue
 		}
-		port := u.Port()
-		if port == "" {
-			port = map[string]string{"https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme]
-		}
-		if port == "" {
-			port = "80"
-		}
-		all[net.JoinHostPort(u.Hostname(), port)] = true
+		all[withPort(u)] = true
 	}
 	return all
 }
 
-var _ remoteconfig.UpdateClientFunc = outside
+// withPort is a URL's HOST:PORT.
+func withPort(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme]
+	}
+	if port == "" {
+		port = "80"
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
+// mirrors are those of the hosts, HOST:PORT, that aren't the registry's: the host's configuration has them for any.
+func mirrors(hosts []docker.RegistryHost, registry string) (map[string]bool, error) {
+	own, err := docker.DefaultHost(registry)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]bool{}
+	for _, h := range hosts {
+		if h.Host != own && h.Host != registry {
+			all[withPort(&url.URL{Scheme: h.Scheme, Host: h.Host})] = true
+		}
+	}
+	return all, nil
+}
 
 // Hosts are where an image, or whatever else has such a name, is asked for.
 func (o PullOptions) Hosts(ctx context.Context, name string) docker.RegistryHosts {
 	h := remoteconfig.HostOptions{HostDir: remoteconfig.HostDirFromRoot(registryConfig), Credentials: o.credentials(name)}
-	if o.Outside && !described(registryOf(name)) {
-		h.UpdateClient = outside
+	if !o.Outside || described(registryOf(name)) {
+		return remoteconfig.ConfigureHosts(ctx, h)
 	}
-	return remoteconfig.ConfigureHosts(ctx, h)
+	return func(registry string) ([]docker.RegistryHost, error) {
+		all, err := remoteconfig.ConfigureHosts(ctx, h)(registry)
+		if err != nil {
+			return nil, err
+		}
+		own, err := mirrors(all, registry)
+		if err != nil {
+			return nil, err
+		}
+		guarded := h
+		guarded.UpdateClient = func(c *http.Client) error { return outside(c, own) }
+		return remoteconfig.ConfigureHosts(ctx, guarded)(registry)
+	}
 }

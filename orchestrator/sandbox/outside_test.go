@@ -36,25 +36,25 @@ func TestOutside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, proxy := range []string{"", srv.URL} {
-		t.Setenv("HTTPS_PROXY", proxy)
+	for _, c := range []struct{ proxy, mirror string }{{"", ""}, {srv.URL, ""}, {"", srv.Listener.Addr().String()}} {
+		t.Setenv("HTTPS_PROXY", c.proxy)
 		for _, host := range []string{"127.0.0.1", "localhost"} {
 			asked = 0
-			c := &http.Client{Transport: docker.DefaultHTTPTransport(nil)}
-			c.Transport.(*http.Transport).Proxy = nil
-			if err := outside(c); err != nil {
+			client := &http.Client{Transport: docker.DefaultHTTPTransport(nil)}
+			client.Transport.(*http.Transport).Proxy = nil
+			if err := outside(client, map[string]bool{c.mirror: true}); err != nil {
 				t.Fatal(err)
 			}
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/v2/", nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			resp, err := c.Do(req)
+			resp, err := client.Do(req)
 			if err == nil {
 				resp.Body.Close()
 			}
-			if allowed := proxy != "" && host == "127.0.0.1"; (asked == 1) != allowed || !allowed && (err == nil || !strings.Contains(err.Error(), "describe the registry in")) {
-				t.Errorf("%s with the proxy %q: asked %d times, %v", host, proxy, asked, err)
+			if allowed := c.proxy+c.mirror != "" && host == "127.0.0.1"; (asked == 1) != allowed || !allowed && (err == nil || !strings.Contains(err.Error(), "describe the registry in")) {
+				t.Errorf("%s with %+v: asked %d times, %v", host, c, asked, err)
 			}
 		}
 	}
@@ -74,6 +74,18 @@ func TestOutside(t *testing.T) {
 		if (asked == 0) != outside {
 			t.Errorf("outside %v: asked %d times, %v", outside, asked, err)
 		}
+	}
+}
+
+// TestMirrors: those that the host's configuration has for any registry are reached, the registry itself as ever.
+func TestMirrors(t *testing.T) {
+	hosts := []docker.RegistryHost{{Scheme: "https", Host: "mirror.internal"}, {Scheme: "http", Host: "10.0.0.5:5000"}, {Scheme: "https", Host: "registry-1.docker.io"}}
+	got, err := mirrors(hosts, "docker.io")
+	if want := []string{"10.0.0.5:5000", "mirror.internal:443"}; err != nil || !slices.Equal(slices.Sorted(maps.Keys(got)), want) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err = mirrors([]docker.RegistryHost{{Scheme: "https", Host: "192.168.0.1:5000"}}, "192.168.0.1:5000"); err != nil || len(got) != 0 {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 

@@ -93,7 +93,7 @@ func (c *Client) Run(ctx context.Context, s Spec, stdio Stdio, remove bool, p Pr
 
 // create makes the container and its task; u undoes both.
 func (c *Client) create(ctx context.Context, u *undo.Stack, s Spec, creator cio.Creator, p Progress) (created, error) {
-	img, err := c.ensure(ctx, s.Image, p)
+	img, err := c.ensure(ctx, s.Image, s.Outside, p)
 	if err != nil {
 		return created{}, err
 	}

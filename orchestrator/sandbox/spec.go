@@ -42,6 +42,8 @@ type Spec struct {
 	// ID is the container's, "" for a random one.
 	ID    string
 	Image string
+	// Outside is as in PullOptions, should the image not be here.
+	Outside bool
 	// Entrypoint replaces the image's entrypoint and drops its command; nil keeps both.
 	Entrypoint *string
 	Process    Process
