@@ -56,7 +56,7 @@ func newKitchen(t *testing.T) *kitchen {
 	_, err = d.CreateKey(t.Context(), team)
 	must(t, err)
 	k := &kitchen{T: t, cfg: cfg, machines: machines.New(cfg, c, slog.New(slog.DiscardHandler)), guests: guests.New(cfg.Timeout)}
-	k.builder = &templates.Builder{Config: cfg, Machines: k.machines, Guests: k.guests, Layers: d, Room: k, Version: "test"}
+	k.builder = &templates.Builder{Config: cfg, Machines: k.machines, Guests: k.guests, Layers: d, Room: k, Log: slog.New(slog.DiscardHandler), Version: "test"}
 	t.Cleanup(func() {
 		must(t, k.builder.Purge(context.Background(), team))
 		all, err := k.machines.All(context.Background())

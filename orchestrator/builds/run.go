@@ -63,15 +63,17 @@ func reasonOf(ctx context.Context, id string, err error) (r Reason, all bool) {
 	case errors.Is(cause, errClosing):
 		return Reason{Message: interrupted}, true
 	case errors.As(err, &failed):
-		r = Reason{Message: failed.Error(), Step: failed.Step, Last: failed.Last}
+		r = Reason{Message: failed.Error(), Step: failed.Step}
+		for _, line := range failed.Last {
+			r.Last = append(r.Last, clean(line))
+		}
 		if cause != nil {
 			r.Message = cause.Error() + ": " + r.Message
 		}
 		return r, true
 	case cause != nil:
 		return Reason{Message: cause.Error()}, true
-	case errdefs.IsInvalidArgument(err), errdefs.IsNotFound(err), errdefs.IsFailedPrecondition(err), errdefs.IsUnavailable(err), errdefs.IsResourceExhausted(err),
-		errdefs.IsPermissionDenied(err), errdefs.IsUnauthorized(err), errdefs.IsAborted(err):
+	case templates.Told(err):
 		return Reason{Message: err.Error(), Step: stepBase}, true
 	}
 	return Reason{Message: "internal error: the log of cube up has it under build " + id}, false

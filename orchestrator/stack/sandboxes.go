@@ -67,7 +67,9 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 		return err
 	}
 	s.undo.Push(func() error { s.engine.Close(); return nil })
-	builder := &templates.Builder{Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Room: s.engine, Store: m, Fits: s.launcher.Fits, Version: s.Version}
+	builder := &templates.Builder{
+		Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Room: s.engine, Store: m, Fits: s.launcher.Fits, Log: s.Log.With("part", "templates"), Version: s.Version,
+	}
 	if err := builder.Open(ctx); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -42,6 +43,10 @@ type world struct {
 	blocked chan struct{}       // a command that says so waits for it
 	room    int                 // that is set aside
 	full    error               // that there is none
+	noTmp   bool                // images have no /tmp
+	stuck   error               // of what is to be removed
+	broken  error               // of machines that are to begin
+	were    bool                // what is ready once was
 }
 
 // AdmitBuild is of Room.
@@ -78,7 +83,7 @@ func newWorld(t *testing.T) (*world, *Builder) {
 		must(t, err)
 	}
 	w := &world{t: t, image: "sha256:one", shells: true, beings: map[netip.Addr]*being{}, kept: map[string][]string{}, blocked: make(chan struct{})}
-	return w, &Builder{Config: cfg, Machines: w, Guests: w, Layers: d, Room: w, Version: "test"}
+	return w, &Builder{Config: cfg, Machines: w, Guests: w, Layers: d, Room: w, Log: slog.New(slog.DiscardHandler), Version: "test"}
 }
 
 func must(t testing.TB, err error) {
@@ -105,6 +110,9 @@ func (w *world) Fetch(_ context.Context, f sandbox.Fetch) (sandbox.Fetched, erro
 func (w *world) Begin(_ context.Context, b lifecycle.Beginning) (netip.Addr, json.RawMessage, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.broken != nil {
+		return netip.Addr{}, nil, w.broken
+	}
 	m := &being{Beginning: b, disk: []string{b.Image}}
 	if b.Disk != "" {
 		disk, ok := w.kept[b.Disk]
@@ -164,6 +172,9 @@ func (w *world) Has(_ context.Context, snapshot string) (bool, error) {
 func (w *world) Forget(_ context.Context, snapshot string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.stuck != nil {
+		return w.stuck
+	}
 	delete(w.kept, snapshot)
 	return nil
 }
@@ -259,6 +270,8 @@ func (w *world) Stat(_ context.Context, addr netip.Addr, user, path string) erro
 		return errdefs.ErrUnauthenticated.WithMessage("there is no user " + user)
 	case path == "/bin/bash" && !w.shells && !slices.Contains(m.disk, "complete "+user):
 		return errdefs.ErrNotFound.WithMessage("no " + path)
+	case path == "/tmp" && w.noTmp && !slices.Contains(m.disk, "complete user"):
+		return errdefs.ErrNotFound.WithMessage("no " + path)
 	}
 	return nil
 }
@@ -274,10 +287,14 @@ func (w *world) MakeDir(_ context.Context, addr netip.Addr, user, path string) e
 }
 
 func (w *world) Until(ctx context.Context, _ netip.Addr, command string) error {
-	if command == "never" {
+	switch {
+	case command == "never":
 		<-ctx.Done()
 		return errors.New("exit status 7: connection refused")
+	case command == "once" && w.were:
+		return errors.New("exit status 1")
 	}
+	w.were = true
 	return w.notYet
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
 	"github.com/cubesandbox/cube/internal/undo"
@@ -23,7 +24,7 @@ func (m *making) finish(ctx context.Context, snapshot string) (Made, error) {
 		settings, err = m.final(ctx, snapshot)
 	}
 	if err != nil {
-		return Made{}, m.failed(stepFinal, err)
+		return Made{}, failed(stepFinal, err)
 	}
 	settings.Digest, settings.Builder = m.Digest, m.Version
 	settings.Inputs = digest(m.inputs(), m.last().Env, m.Run, m.Ready, m.Start, m.Hook, m.CPUs, m.MemoryMB, m.Profile)
@@ -53,7 +54,7 @@ func (m *making) final(ctx context.Context, snapshot string) (s db.Settings, err
 		}
 	}
 	if err != nil {
-		return s, m.failed(step, err)
+		return s, failed(step, err)
 	}
 	s = db.Settings{User: at.User, Workdir: at.Workdir, Hook: m.Hook, Run: m.Run, Ready: m.Ready, Start: m.Start, Profile: string(m.Profile), Container: v.container}
 	if err := m.introduce(ctx, v.addr, lifecycle.Init{User: s.User, Workdir: s.Workdir}); err != nil {
@@ -101,7 +102,7 @@ func (m *making) await(ctx context.Context, id string, addr netip.Addr) error {
 	defer cancel()
 	fail := func(why string, err error) error {
 		last, also := m.said(ctx, id)
-		return &Failure{Step: stepFinal, What: cut(m.Run), Last: last, Ready: err.Error(), Err: errors.Join(fmt.Errorf("%s within %s", why, limit), also)}
+		return &Failure{Step: stepFinal, What: cut(m.Run), Last: last, Ready: err.Error(), Err: errors.Join(errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%s within %s", why, limit)), also)}
 	}
 	if m.Ready != "" {
 		m.tell(stepFinal, lifecycle.Info, "wait for "+cut(m.Ready))
@@ -166,7 +167,11 @@ func (m *making) prove(ctx context.Context, snapshot string, s db.Settings) (err
 		return fmt.Errorf("a sandbox that was made of it can't use the network: %w", err)
 	}
 	if err := m.await(ctx, id, addr); err != nil {
-		return fmt.Errorf("a sandbox that was made of it: %w", err)
+		var f *Failure
+		if errors.As(err, &f) {
+			f.Err = fmt.Errorf("a sandbox that was made of it: %w", f.Err)
+		}
+		return err
 	}
 	m.tell(stepFinal, lifecycle.Debug, fmt.Sprintf("proved in %.1f s", time.Since(began).Seconds()))
 	return nil

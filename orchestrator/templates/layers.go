@@ -89,7 +89,11 @@ func (b *Builder) addLayer(ctx context.Context, team, sum string, save func(name
 	if err := b.Layers.FinishLayer(ctx, name, bytes); err != nil {
 		return "", nil, err
 	}
-	return name, func() error { return errors.Join(letGo(), b.Trim(ctx)) }, nil
+	return name, func() error {
+		err := letGo()
+		b.trim(ctx)
+		return err
+	}, nil
 }
 
 // removeLayer gives back the disk, then forgets it. It goes on after ctx has ended.
@@ -126,6 +130,13 @@ func (b *Builder) Trim(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// trim is Trim for a build, of which it is no failure that others' layers can't be removed.
+func (b *Builder) trim(ctx context.Context) {
+	if err := b.Trim(ctx); err != nil {
+		b.Log.Warn("disks of steps that are too many can't be removed", "error", err)
+	}
 }
 
 // Purge removes all layers of a team; those that builds use are left, and go when another one needs the room.

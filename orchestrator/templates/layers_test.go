@@ -1,6 +1,7 @@
 package templates
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -88,5 +89,20 @@ func TestOpen(t *testing.T) {
 	must(t, b.Purge(t.Context(), team))
 	if got := b.layers(t); !slices.Equal(got, []string{"theirs"}) || w.kept["whole"] != nil {
 		t.Errorf("left of the others: %q, %q", got, w.kept)
+	}
+}
+
+// TestStuck: that a layer of somebody's can't be removed is no failure of a build, which it has nothing to do with.
+func TestStuck(t *testing.T) {
+	w, b := newWorld(t)
+	b.Config.Templates.Cache = 1 << 20 // one of the fake's
+	must(t, b.Layers.BeginLayer(t.Context(), db.Layer{Snapshot: "theirs", Team: "others", Sum: "2"}))
+	must(t, b.Layers.FinishLayer(t.Context(), "theirs", 1<<40))
+	w.stuck = errors.New("input/output error")
+	if _, err := b.Make(within(t), Recipe{Team: team, Image: "debian", CPUs: 1, MemoryMB: 512, Steps: runs("a", "b")}, nil, (&told{}).tell, "one"); err != nil {
+		t.Error(err)
+	}
+	if err := b.Trim(t.Context()); err == nil {
+		t.Error("it isn't told")
 	}
 }

@@ -34,9 +34,7 @@ type making struct {
 // there is no such snapshot; what the steps before have come to is kept for the next try. A ctx that ends gives it up.
 func (b *Builder) Make(ctx context.Context, r Recipe, files Files, tell Report, snapshot string) (_ Made, err error) {
 	began := time.Now()
-	if err := b.Trim(ctx); err != nil {
-		return Made{}, err
-	}
+	b.trim(ctx)
 	if r.Artefact != "" {
 		return b.pull(ctx, r, tell, snapshot)
 	}
@@ -195,7 +193,7 @@ func (m *making) run(ctx context.Context, steps []stage) (err error) {
 		err = m.introduce(ctx, v.addr, lifecycle.Init{User: at.User, Workdir: at.Workdir})
 	}
 	if err != nil {
-		return m.failed(stepBase, err)
+		return failed(stepBase, err)
 	}
 	for _, s := range steps {
 		began := time.Now()
@@ -205,7 +203,7 @@ func (m *making) run(ctx context.Context, steps []stage) (err error) {
 		}
 		if s.Kept && (m.Config.Templates.Cache > 0 || s.Number == m.lastKept()) {
 			if err := m.keep(ctx, v, s.Sum); err != nil {
-				return m.failed(s.Number, err)
+				return failed(s.Number, err)
 			}
 		}
 		m.tell(s.Number, lifecycle.Debug, fmt.Sprintf("done after %.1f s", time.Since(began).Seconds()))
@@ -222,13 +220,4 @@ func (m *making) lastKept() string {
 		}
 	}
 	return number
-}
-
-// failed is an error as one of a step.
-func (m *making) failed(step string, err error) error {
-	var f *Failure
-	if err == nil || errors.As(err, &f) {
-		return err
-	}
-	return &Failure{Step: step, Err: err}
 }

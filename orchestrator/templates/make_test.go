@@ -141,6 +141,35 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestHostsOwn: what fails on the host and has no class isn't told to who has asked for the template.
+func TestHostsOwn(t *testing.T) {
+	w, b := newWorld(t)
+	w.broken = errors.New("mount /secret/place: input/output error")
+	var f *Failure
+	if _, err := b.Make(within(t), recipe(), files, (&told{}).tell, "one"); err == nil || errors.As(err, &f) {
+		t.Errorf("%v", err)
+	}
+	w.broken = errdefs.ErrUnavailable.WithMessage("the store is full")
+	if _, err := b.Make(within(t), recipe(), files, (&told{}).tell, "two"); !errors.As(err, &f) || f.Step != stepBase || !errdefs.IsUnavailable(err) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestProof: what isn't ready in a sandbox of the template only says that it was there.
+func TestProof(t *testing.T) {
+	w, b := newWorld(t)
+	r := recipe()
+	r.Run, r.Ready = "serve", "once"
+	_, err := b.Make(within(t), r, files, (&told{}).tell, "one")
+	var f *Failure
+	if !errors.As(err, &f) || f.Step != stepFinal || !strings.Contains(f.Error(), "serve: a sandbox that was made of it: what runs in it wasn't ready") {
+		t.Errorf("%v", err)
+	}
+	if w.left() != 0 || w.kept["one"] != nil {
+		t.Errorf("%d machines are left, and the snapshot %q", w.left(), w.kept["one"])
+	}
+}
+
 // TestGivenUp: a build that is given up amid a command leaves nothing but what was done before.
 func TestGivenUp(t *testing.T) {
 	w, b := newWorld(t)
@@ -176,6 +205,13 @@ func TestCompletes(t *testing.T) {
 			t.Errorf("%d: %q after %d machines, %+v", i, w.kept[name], w.begun, made.Settings)
 		}
 	}
+	w.shells, w.noTmp, w.image = true, true, "sha256:bare"
+	_, err := b.Make(within(t), Recipe{Team: team, Image: "bare", CPUs: 1, MemoryMB: 512}, nil, (&told{}).tell, "bare")
+	must(t, err)
+	if want := []string{"docker.io/bare", "complete user"}; !slices.Equal(w.kept["bare"], want) {
+		t.Errorf("%q", w.kept["bare"])
+	}
+	w.shells = false
 	r.User = "somebody"
 	if _, err := b.Make(within(t), r, nil, (&told{}).tell, "other"); err == nil || !strings.Contains(err.Error(), "step base: there is no user somebody") {
 		t.Errorf("another user: %v", err)

@@ -6,7 +6,6 @@ import (
 	"path"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -28,6 +27,10 @@ const (
 	maxValue = 128 << 10
 	// maxEnv bounds all that steps add.
 	maxEnv = 1 << 20
+	// maxPlaces bounds what all ENV steps lead to, together, as they are kept in memory; entrySize is what a variable takes beside its
+	// text.
+	maxPlaces = 16 << 20
+	entrySize = 64
 )
 
 var (
@@ -35,6 +38,10 @@ var (
 	sumForm  = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	modeForm = regexp.MustCompile(`^[0-7]{1,5}$`)
 )
+
+// ValidUser tells whether a user may be called so, and ValidSum whether that may be the sum of a COPY's files.
+func ValidUser(name string) bool { return userForm.MatchString(name) }
+func ValidSum(sum string) bool   { return sumForm.MatchString(sum) }
 
 func invalid(format string, args ...any) error {
 	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
@@ -66,7 +73,7 @@ func (p place) after(s Step, base map[string]string) (place, error) {
 		p.Workdir = p.path(dir)
 		return p, nil
 	case User:
-		if len(s.Args) != 1 || !userForm.MatchString(s.Args[0]) {
+		if len(s.Args) != 1 || !ValidUser(s.Args[0]) {
 			return p, invalid("USER takes the name of a user, not %.100q: numbers and groups are for COPY", s.Args)
 		}
 		p.User = s.Args[0]
@@ -79,7 +86,7 @@ func checkRun(args []string) error {
 	switch {
 	case len(args) < 1 || len(args) > 2 || strings.TrimSpace(args[0]) == "":
 		return invalid("RUN takes a command line, and maybe a user")
-	case len(args) == 2 && args[1] != "" && !userForm.MatchString(args[1]):
+	case len(args) == 2 && args[1] != "" && !ValidUser(args[1]):
 		return invalid("RUN can't be done as %.100q: a user's name is needed", args[1])
 	}
 	return nil
@@ -101,7 +108,7 @@ func checkCopy(s Step) error {
 		return invalid("COPY can't copy %.200q: what is copied is below the directory of the template", from)
 	case mode != "" && !modeForm.MatchString(mode):
 		return invalid("COPY can't give files the mode %.40q: octal digits are needed", mode)
-	case !sumForm.MatchString(s.Files):
+	case !ValidSum(s.Files):
 		return invalid("COPY of %.200q names no files: filesHash must be a SHA-256 sum in hexadecimal digits", from)
 	}
 	return nil
@@ -126,15 +133,19 @@ func (p place) withEnv(args []string, base map[string]string) (place, error) {
 		}
 		env[name] = value
 	}
-	sum := 0
-	for name, value := range env {
-		sum += len(name) + len(value)
-	}
-	if sum > maxEnv {
+	p.Env = env
+	if sum := p.text(); sum > maxEnv {
 		return p, invalid("ENV: all variables have %d bytes; a template may have %d", sum, maxEnv)
 	}
-	p.Env = env
 	return p, nil
+}
+
+// text is how much there is of variables, in bytes.
+func (p place) text() (sum int) {
+	for name, value := range p.Env {
+		sum += len(name) + len(value)
+	}
+	return sum
 }
 
 // lookup finds variables.
@@ -248,7 +259,7 @@ func substitute(inside string, lookup func(string) (string, bool)) (string, erro
 		}
 		return rest[2:], nil
 	}
-	return "", invalid("%s can't be put in: ${NAME}, ${NAME:-INSTEAD} and ${NAME:+OTHER} can", strconv.Quote("${"+inside+"}"))
+	return "", invalid("%.100q can't be put in: ${NAME}, ${NAME:-INSTEAD} and ${NAME:+OTHER} can", "${"+inside+"}")
 }
 
 // nameLength is how long the name of a variable is that a text begins with.

@@ -1,6 +1,8 @@
 package templates
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -78,5 +80,27 @@ func TestSteps(t *testing.T) {
 		if _, err := (place{}).after(s, map[string]string{"L": strings.Repeat("x", 100_000)}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
+	}
+}
+
+// TestEnvBound: variables that are put in again and again take no more of memory than is bounded, step for step; many usual ones may be.
+func TestEnvBound(t *testing.T) {
+	many := Recipe{Steps: []Step{{Type: Env, Args: []string{"A", strings.Repeat("a", 1000)}}}}
+	var usual Recipe
+	for i := range maxSteps {
+		if i > 0 { // V0 to V7, again and again
+			many.Steps = append(many.Steps, Step{Type: Env, Args: []string{fmt.Sprint("V", i%8), strings.Repeat("$A", 100)}})
+		}
+		usual.Steps = append(usual.Steps, Step{Type: Run, Args: []string{"true"}})
+	}
+	for i := range 300 {
+		usual.Steps[i*3] = Step{Type: Env, Args: []string{fmt.Sprint("V", i), "$PATH:/opt/bin"}}
+	}
+	if err := usual.CheckSteps(); err != nil {
+		t.Error(err)
+	}
+	var f *Failure
+	if err := many.CheckSteps(); !errors.As(err, &f) || !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "lead to more than 16 MiB") {
+		t.Errorf("%v", err)
 	}
 }

@@ -90,7 +90,7 @@ func (b *Builder) plan(ctx context.Context, r Recipe, tell Report) (*plan, error
 		p.foundation, err = b.onImage(ctx, r, tell)
 	}
 	if err != nil {
-		return nil, &Failure{Step: stepBase, Err: err}
+		return nil, failed(stepBase, err)
 	}
 	build := ""
 	if r.Base != nil {
@@ -142,7 +142,7 @@ func (r *Recipe) complete(cfg *config.Config) error {
 		return invalid("a template is made of an image or of another template")
 	case r.CPUs < 1 || r.MemoryMB < 1:
 		return invalid("a template has CPUs and memory")
-	case !userForm.MatchString(r.User):
+	case !ValidUser(r.User):
 		return invalid("%.100q is no name of a user", r.User)
 	}
 	return nil
@@ -150,12 +150,17 @@ func (r *Recipe) complete(cfg *config.Config) error {
 
 // walk goes through the steps. base are the variables of what the recipe is made of.
 func (p *plan) walk(base map[string]string) error {
-	at, sum := p.First, p.Sum
+	at, sum, places := p.First, p.Sum, 0
 	p.Stages = p.Stages[:0]
 	last := -1 // that does anything to the disk
 	for i, s := range p.Steps {
 		number := strconv.Itoa(i + 1)
 		then, err := at.after(s, base)
+		if s.Type == Env && err == nil {
+			if places += then.text() + entrySize*len(then.Env); places > maxPlaces {
+				err = invalid("ENV: the steps up to here lead to more than %d MiB of variables, counted after each: set more of them in one step", maxPlaces>>20)
+			}
+		}
 		if err != nil {
 			return &Failure{Step: number, Err: err}
 		}

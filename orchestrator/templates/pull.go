@@ -43,13 +43,7 @@ func (b *Builder) pull(ctx context.Context, r Recipe, tell Report, snapshot stri
 	if err := r.completeArtefact(); err != nil {
 		return Made{}, err
 	}
-	fail := func(err error) (Made, error) {
-		var f *Failure
-		if !errors.As(err, &f) {
-			err = &Failure{Step: stepBase, Err: err}
-		}
-		return Made{}, err
-	}
+	fail := func(err error) (Made, error) { return Made{}, failed(stepBase, err) }
 	if p.artefact, err = b.open(ctx, r.Artefact, r.Registry); err != nil {
 		return fail(err)
 	}
@@ -83,7 +77,7 @@ func (r *Recipe) completeArtefact() error {
 	switch {
 	case r.Image != "" || r.Base != nil || len(r.Steps) > 0:
 		return invalid("a template of a registry is what it is: nothing is done to it")
-	case !userForm.MatchString(r.User):
+	case !ValidUser(r.User):
 		return invalid("%.100q is no name of a user", r.User)
 	}
 	return nil
@@ -169,7 +163,7 @@ func (p *pulling) whole(ctx context.Context, snapshot string) (_ Made, err error
 	}
 	defer done()
 	if err := m.prove(ctx, snapshot, s); err != nil {
-		return Made{}, m.failed(stepFinal, err)
+		return Made{}, failed(stepFinal, err)
 	}
 	return Made{Settings: s, DiskMB: p.artefact.Machine.DiskMB(), Digest: s.Digest, Builder: s.Builder, Inputs: s.Inputs}, nil
 }

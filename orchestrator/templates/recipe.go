@@ -2,8 +2,11 @@ package templates
 
 import (
 	"context"
+	"errors"
 	"io"
 	"strings"
+
+	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
@@ -90,7 +93,8 @@ type Files interface {
 // Report tells a line of what is going on. step is "base", "finalize", or a step's number from 1 on.
 type Report func(step string, level lifecycle.Level, message string)
 
-// Failure is why a template couldn't be made, for who has asked for it: Error has it all in one line.
+// Failure is why a template couldn't be made, for who has asked for it: Error has it all in one line. What of Err is for the host alone
+// is none.
 type Failure struct {
 	// Step is as in Report.
 	Step string
@@ -113,9 +117,35 @@ func (f *Failure) Error() string {
 		s += "; it isn't ready: " + f.Ready
 	}
 	if len(f.Last) > 0 {
-		s += "; the end of its output: " + strings.Join(f.Last, " | ")
+		var lines []string
+		for _, l := range f.Last {
+			lines = append(lines, cut(l))
+		}
+		s += "; the end of its output: " + strings.Join(lines, " | ")
 	}
 	return s
 }
 
 func (f *Failure) Unwrap() error { return f.Err }
+
+// failed is an error as one of a step, if it is for who has asked for the template.
+func failed(step string, err error) error {
+	var f *Failure
+	if err == nil || errors.As(err, &f) || !Told(err) {
+		return err
+	}
+	return &Failure{Step: step, Err: err}
+}
+
+// Told tells whether an error has a class, and so was made for who asks. Others are the host's own, and have its paths in them.
+func Told(err error) bool {
+	for _, is := range []func(error) bool{
+		errdefs.IsInvalidArgument, errdefs.IsNotFound, errdefs.IsFailedPrecondition, errdefs.IsUnavailable, errdefs.IsResourceExhausted,
+		errdefs.IsPermissionDenied, errdefs.IsUnauthorized, errdefs.IsAborted, errdefs.IsDeadlineExceeded, errdefs.IsDataLoss,
+	} {
+		if is(err) {
+			return true
+		}
+	}
+	return false
+}

@@ -88,8 +88,9 @@ func (m *making) copy(ctx context.Context, v *machine, s stage) error {
 	if err != nil {
 		if errdefs.IsNotFound(err) {
 			err = errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("its files, %s, were not uploaded, or were removed since: build again", s.Files))
+			return &Failure{Step: s.Number, What: s.String(), Err: err}
 		}
-		return &Failure{Step: s.Number, What: s.String(), Err: err}
+		return err
 	}
 	defer f.Close()
 	from, to, owner, mode := copyArgs(s.Step)
@@ -107,6 +108,9 @@ func (m *making) completed(ctx context.Context, v *machine) error {
 	m.whole = true
 	user := m.First.User
 	err := m.Guests.Stat(ctx, v.addr, user, shell("")[0])
+	if err == nil {
+		err = m.Guests.Stat(ctx, v.addr, "root", "/tmp")
+	}
 	lacking := errdefs.IsNotFound(err) || errdefs.IsUnauthorized(err) && user == DefaultUser
 	if err != nil && !lacking {
 		return err

@@ -6,6 +6,7 @@ package templates
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net/netip"
 	"sync"
 	"time"
@@ -83,6 +84,7 @@ type Builder struct {
 	// errdefs.ErrFailedPrecondition.
 	Store Store
 	Fits  func(ctx context.Context, of *snapshot.Info) error
+	Log   *slog.Logger
 	// Version is what templates are said to be made by.
 	Version string
 
