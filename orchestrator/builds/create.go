@@ -73,6 +73,7 @@ func (s *Service) Create(ctx context.Context, r Request) (Created, error) {
 	c.Template, err = s.db.CreateJob(ctx, db.JobRequest{
 		ID: c.Build, Team: r.Team, Name: ref.Name, Template: newTemplateID(), Public: r.Public, Tags: c.Tags, CPUs: c.CPUs, MemoryMB: c.MemoryMB, DiskMB: c.DiskMB,
 		MaxTemplates: limits.Templates, MaxJobs: limits.Builds, Expired: Reason{Message: "nobody has said what is to be built"}.encode(),
+		Replaced: Reason{Message: "another build by the same tag was asked for before this one was told what is to be built"}.encode(),
 	})
 	if err != nil {
 		return Created{}, err

@@ -149,7 +149,7 @@ func (d *DB) Publish(ctx context.Context, p Publication) (template string, err e
 		err := tx.QueryRowContext(ctx, "SELECT t.id, t.snapshot FROM names n JOIN templates t ON t.id = n.template WHERE n.team = ? AND n.name = ?", p.Team, p.Name).Scan(&template, &snapshot)
 		switch {
 		case errors.Is(err, sql.ErrNoRows):
-			if err := within(ctx, tx, p.MaxTemplates, "templates", "SELECT count(*) FROM templates WHERE team = ? AND NOT snapshot", p.Team); err != nil {
+			if err := within(ctx, tx, p.MaxTemplates, "templates", keptBeside, p.Team, template, "[]"); err != nil {
 				return err
 			}
 			if _, err := tx.ExecContext(ctx, "INSERT INTO templates (id, team, public, snapshot, created, updated) VALUES (?, ?, ?, ?, ?, ?)",

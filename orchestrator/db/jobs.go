@@ -67,10 +67,12 @@ type JobRequest struct {
 	CPUs           int
 	MemoryMB       int
 	DiskMB         int
-	// MaxTemplates and MaxJobs bound how many templates the team has and how many jobs of it are under way; 0 doesn't.
+	// MaxTemplates and MaxJobs bound how many templates the team has, each build that tags stand for by itself, and how many jobs of it
+	// are under way; 0 doesn't.
 	MaxTemplates, MaxJobs int
-	// Expired is the reason of jobs whose client has said for a day nothing of what is to be built: they end now.
-	Expired json.RawMessage
+	// Expired is the reason of jobs whose client has said for a day nothing of what is to be built, and Replaced of those of the template
+	// that wait for it by one of the same tags: they end now.
+	Expired, Replaced json.RawMessage
 }
 
 // CreateJob writes down that a build of a template will be asked for, and makes the template if there is none of the name. A
@@ -94,27 +96,33 @@ func (d *DB) CreateJob(ctx context.Context, r JobRequest) (template string, err 
 		if err := teamOpen(ctx, tx, r.Team); err != nil {
 			return err
 		}
+		var snapshot bool
+		err := tx.QueryRowContext(ctx, "SELECT t.id, t.snapshot FROM names n JOIN templates t ON t.id = n.template WHERE n.team = ? AND n.name = ?", r.Team, r.Name).Scan(&template, &snapshot)
+		isNew := errors.Is(err, sql.ErrNoRows)
+		switch {
+		case isNew:
+			template = r.Template
+		case err != nil:
+			return err
+		case snapshot:
+			return taken(r.Name, snapshot)
+		}
+		if err := replaceJobs(ctx, tx, now, template, string(tags), r.Replaced); err != nil {
+			return err
+		}
 		if err := within(ctx, tx, r.MaxJobs, "builds", "SELECT count(*) FROM build_jobs WHERE team = ? AND state IN "+underWay, r.Team); err != nil {
 			return err
 		}
-		var snapshot bool
-		err := tx.QueryRowContext(ctx, "SELECT t.id, t.snapshot FROM names n JOIN templates t ON t.id = n.template WHERE n.team = ? AND n.name = ?", r.Team, r.Name).Scan(&template, &snapshot)
-		switch {
-		case errors.Is(err, sql.ErrNoRows):
-			if err := within(ctx, tx, r.MaxTemplates, "templates", "SELECT count(*) FROM templates WHERE team = ? AND NOT snapshot", r.Team); err != nil {
-				return err
-			}
-			template = r.Template
+		if err := within(ctx, tx, r.MaxTemplates, "templates", keptBeside, r.Team, template, string(tags)); err != nil {
+			return err
+		}
+		if isNew {
 			if _, err := tx.ExecContext(ctx, "INSERT INTO templates (id, team, public, snapshot, created, updated) VALUES (?, ?, ?, 0, ?, ?)", template, r.Team, r.Public, stamp(now), stamp(now)); err != nil {
 				return err
 			}
 			if _, err := tx.ExecContext(ctx, "INSERT INTO names (team, name, template) VALUES (?, ?, ?)", r.Team, r.Name, template); err != nil {
 				return err
 			}
-		case err != nil:
-			return err
-		case snapshot:
-			return taken(r.Name, snapshot)
 		}
 		if _, err := tx.ExecContext(ctx, "UPDATE templates SET updated = ?, public = public OR ? WHERE id = ?", stamp(now), r.Public, template); err != nil {
 			return err
@@ -126,20 +134,37 @@ func (d *DB) CreateJob(ctx context.Context, r JobRequest) (template string, err 
 	return template, d.explain("write to", err)
 }
 
-// within checks that there may be one more of a team's.
-func within(ctx context.Context, tx *sql.Tx, most int, what, query, team string) error {
-	var n int
-	if err := tx.QueryRowContext(ctx, query, team).Scan(&n); err != nil {
-		return err
-	}
-	if most == 0 || n < most {
+// keptBeside counts a team's templates, each build that tags stand for by itself, as they will be beside another build of one of them
+// by those tags. A template without a build is one, too.
+const keptBeside = `SELECT ifnull(sum(CASE id WHEN ?2 THEN kept ELSE max(1, kept) END), 0) FROM (SELECT t.id,
+	(SELECT count(DISTINCT build) FROM tags WHERE template = t.id AND NOT (t.id = ?2 AND tag IN (SELECT value FROM json_each(?3)))) AS kept
+	FROM templates t WHERE t.team = ?1 AND NOT t.snapshot)`
+
+// within checks that there may be one more of a team's, which is the query's first argument.
+func within(ctx context.Context, tx *sql.Tx, most int, what, query, team string, more ...any) error {
+	if most == 0 {
 		return nil
 	}
-	out := "delete one, or raise limits.templates"
+	var n int
+	if err := tx.QueryRowContext(ctx, query, append([]any{team}, more...)...).Scan(&n); err != nil {
+		return err
+	}
+	if n < most {
+		return nil
+	}
+	out := "delete one or a tag, or raise limits.templates"
 	if what == "builds" {
 		out = "wait for one to end or cancel it, or raise limits.builds"
 	}
 	return errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("team %s has %d %s%s, which is all that it may: %s", team, n, what, map[bool]string{true: " under way"}[what == "builds"], out))
+}
+
+// replaceJobs ends jobs of a template that wait for their client by any of those tags. Nobody else could end them who has no root's
+// rights, and a client that has failed before it has said what is to be built begins again by the same.
+func replaceJobs(ctx context.Context, tx *sql.Tx, now time.Time, template, tags string, replaced json.RawMessage) error {
+	_, err := tx.ExecContext(ctx, `UPDATE build_jobs SET state = 'error', updated = ?1, finished = ?1, reason = ?2 WHERE template = ?3 AND state = 'waiting'
+		AND EXISTS (SELECT 1 FROM json_each(build_jobs.tags) WHERE value IN (SELECT value FROM json_each(?4)))`, stamp(now), string(replaced), template, tags)
+	return err
 }
 
 // forgetJobs ends jobs that wait for their client in vain, and forgets old ones.
@@ -176,7 +201,7 @@ func (d *DB) JobsUnderWay(ctx context.Context) ([]Job, error) {
 	})
 }
 
-// MoveJob has a job that is in the state from be in another one, which is written before that has any effect. plan replaces its own
+// MoveJob has a job that is in the state from be in another one, or the same, which is written before that has any effect. plan replaces its own
 // unless it is nil. A job in another state is errdefs.ErrFailedPrecondition, none errdefs.ErrNotFound.
 func (d *DB) MoveJob(ctx context.Context, id string, from, to JobState, plan json.RawMessage) error {
 	err := d.update(ctx, func(tx *sql.Tx) error {

@@ -137,8 +137,12 @@ func TestJobBounds(t *testing.T) {
 		_, err := d.CreateKey(ctx, team)
 		must(t, err)
 	}
-	ask := func(team, name string, n int) error {
-		_, err := d.CreateJob(ctx, JobRequest{ID: fmt.Sprintf("%s-%s-%d", team, name, n), Team: team, Name: name, Template: "t" + team + name, Tags: []string{"x"}, MaxTemplates: 2, MaxJobs: 3, Expired: json.RawMessage(`{"message":"late"}`)})
+	ask := func(team, name string, n int, tags ...string) error {
+		if len(tags) == 0 {
+			tags = []string{fmt.Sprint("x", n)}
+		}
+		_, err := d.CreateJob(ctx, JobRequest{ID: fmt.Sprintf("%s-%s-%d", team, name, n), Team: team, Name: name, Template: "t" + team + name, Tags: tags, MaxTemplates: 2, MaxJobs: 3,
+			Expired: json.RawMessage(`{"message":"late"}`), Replaced: json.RawMessage(`{"message":"again"}`)})
 		return err
 	}
 	must(t, ask("blue", "a", 0))
@@ -150,21 +154,39 @@ func TestJobBounds(t *testing.T) {
 	if err := ask("blue", "a", 2); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a fourth build: %v", err)
 	}
-	must(t, ask("green", "a", 0))
-	// Who has said nothing for a day is waited for no longer.
-	_, err := d.write.ExecContext(ctx, "UPDATE build_jobs SET created = ? WHERE id = 'blue-a-0'", stamp(time.Now().Add(-25*time.Hour)))
-	must(t, err)
-	must(t, ask("blue", "a", 2))
-	if j, err := d.Job(ctx, "blue-a-0"); err != nil || j.State != JobError || string(j.Reason) != `{"message":"late"}` {
+	must(t, ask("green", "a", 0, "x0", "y"))
+	ended := func(id, reason string) {
+		t.Helper()
+		if j, err := d.Job(ctx, id); err != nil || j.State != JobError || string(j.Reason) != reason || j.FinishedAt.IsZero() {
+			t.Errorf("%+v, %v", j, err)
+		}
+	}
+	// Who begins again by the same tag isn't kept from it by what was never started, nor by anybody else's.
+	must(t, ask("blue", "a", 3, "y", "x0"))
+	ended("blue-a-0", `{"message":"again"}`)
+	if j, err := d.Job(ctx, "green-a-0"); err != nil || j.State != JobWaiting {
 		t.Errorf("%+v, %v", j, err)
 	}
-	// The newest that are over are remembered, and those that tags stand for.
+	// Who has said nothing for a day is waited for no longer.
+	_, err := d.write.ExecContext(ctx, "UPDATE build_jobs SET created = ? WHERE id = 'blue-a-3'", stamp(time.Now().Add(-25*time.Hour)))
+	must(t, err)
+	must(t, ask("blue", "a", 2))
+	ended("blue-a-3", `{"message":"late"}`)
+	// What was started goes on beside another one by its tag.
 	begin(t, d, "blue-a-1")
+	must(t, d.EndJob(ctx, "blue-a-2", json.RawMessage(`{}`), nil))
+	must(t, ask("blue", "a", 2+keepJobs, "x1"))
 	must(t, d.PublishJob(ctx, "blue-a-1", 1, Settings{}, json.RawMessage(`{}`), nil))
-	for n := 10; n < 10+keepJobs+5; n++ {
-		must(t, ask("blue", "a", n))
+	// A build that would be kept beside those that are is one template more; one that takes their place isn't.
+	if err := ask("blue", "a", 4); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("a second build beside the first: %v", err)
+	}
+	// The newest that are over are remembered, and those that tags stand for.
+	for n := 20; n < 20+keepJobs+5; n++ {
+		must(t, ask("blue", "a", n, "x1"))
 		must(t, d.EndJob(ctx, fmt.Sprintf("blue-a-%d", n), json.RawMessage(`{}`), nil))
 	}
+	must(t, ask("blue", "a", 5, "x1"))
 	must(t, ask("green", "a", 1))
 	all, err := d.Builds(ctx, "tbluea")
 	must(t, err)

@@ -294,7 +294,7 @@ func TestBuildRefused(t *testing.T) {
 	refused(t, w.do(t, w.blue, "GET", "/templates/name1/builds/"+b.BuildID+"/status", ``, 404, nil), 404, "not found")
 
 	// Bounds: of the team's builds that aren't done, and of its templates.
-	w.do(t, w.blue, "POST", "/v3/templates", `{"name":"app"}`, 202, nil)
+	w.do(t, w.blue, "POST", "/v3/templates", `{"name":"app:other"}`, 202, nil)
 	w.do(t, w.blue, "POST", "/v3/templates", `{"name":"app2"}`, 202, nil)
 	rec := w.do(t, w.blue, "POST", "/v3/templates", `{"name":"app3"}`, 429, nil)
 	refused(t, rec, 429, "team blue has 3 builds under way, which is all that it may")
