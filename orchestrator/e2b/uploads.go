@@ -19,7 +19,8 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(r.Context(), s.timeout(uploadTimeout))
 		defer cancel()
-		body := &patient{r.Body, http.NewResponseController(x), s.timeout(bodyTimeout)}
+		end, _ := ctx.Deadline()
+		body := &patient{r.Body, http.NewResponseController(x), s.timeout(bodyTimeout), end}
 		err = s.builds.Upload(ctx, r.PathValue("templateID"), r.PathValue("hash"), r.URL.Query(), body, r.ContentLength)
 	}
 	if errdefs.IsOutOfRange(err) {
@@ -32,14 +33,19 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	s.send(x, http.StatusNoContent, nil)
 }
 
-// patient is a body whose client may take its time as long as something comes.
+// patient is a body whose client may take its time as long as something comes, but not beyond the end: it takes up room.
 type patient struct {
 	io.Reader
 	control *http.ResponseController
 	pause   time.Duration
+	end     time.Time
 }
 
 func (p *patient) Read(b []byte) (int, error) {
-	_ = p.control.SetReadDeadline(time.Now().Add(p.pause)) // there is none where it isn't known
+	until := time.Now().Add(p.pause)
+	if p.end.Before(until) {
+		until = p.end
+	}
+	_ = p.control.SetReadDeadline(until) // there is none where it isn't known
 	return p.Reader.Read(b)
 }
