@@ -143,11 +143,7 @@ func templateRebuild(c *cli.Context, of *api.Client) error {
 		if err != nil {
 			return err
 		}
-		for _, t := range list {
-			if t.Team == team && len(t.Names) > 0 && len(t.Tags) > 0 {
-				names = append(names, t.Names[0])
-			}
-		}
+		names = rebuildable(list, team)
 	}
 	var errs []error
 	for _, name := range names {
@@ -163,4 +159,21 @@ func templateRebuild(c *cli.Context, of *api.Client) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// rebuildable names each build of a team's templates that a tag stands for, by one of its tags.
+func rebuildable(list []api.Template, team string) (names []string) {
+	for _, t := range list {
+		if t.Team != team || len(t.Names) == 0 {
+			continue
+		}
+		seen := map[string]bool{}
+		for _, tag := range t.Tags {
+			if !seen[tag.Build] {
+				seen[tag.Build] = true
+				names = append(names, t.Names[0]+":"+tag.Name)
+			}
+		}
+	}
+	return names
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/orchestrator/templates"
 )
 
 // linkTime is how long a client may begin to upload a file after it was told where to.
@@ -30,6 +31,25 @@ func (l link) signature(e Engine) string {
 func (l link) path(e Engine) string {
 	q := url.Values{"team": {l.team}, "expires": {strconv.FormatInt(l.until, 10)}, "signature": {l.signature(e)}}
 	return "/templates/" + l.template + "/files/" + l.sum + "?" + q.Encode()
+}
+
+// Link is where a client may put a file, for a while: a path with a query.
+func (s *Service) Link(ctx context.Context, team string, of db.Ref, sum string) (present bool, path string, err error) {
+	if err := s.ready(); err != nil {
+		return false, "", err
+	}
+	if !templates.ValidSum(sum) {
+		return false, "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("hash: %q isn't 64 hexadecimal digits", sum))
+	}
+	t, err := s.ownTemplate(ctx, team, of)
+	if err != nil {
+		return false, "", err
+	}
+	if err := s.uploads.expect(team); err != nil {
+		return false, "", err
+	}
+	l := link{template: t.ID, team: team, sum: sum, until: time.Now().Add(linkTime).Unix()}
+	return s.uploads.Has(team, sum), l.path(s.engine), nil
 }
 
 // Upload keeps a file that is uploaded to where Link says: template, sum and query are its. A link that isn't good, or isn't any

@@ -67,12 +67,8 @@ const (
 	maxName    = 512
 )
 
-var (
-	sumForm  = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	userForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,31}$`)
-	// hookPath are paths that need no escape.
-	hookPath = regexp.MustCompile(`^/[A-Za-z0-9/._~-]{0,1000}$`)
-)
+// hookPath are paths that need no escape.
+var hookPath = regexp.MustCompile(`^/[A-Za-z0-9/._~-]{0,1000}$`)
 
 func bad(format string, args ...any) error {
 	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
@@ -83,7 +79,7 @@ func (p Plan) check() error {
 	if err := p.checkOrigin(); err != nil {
 		return err
 	}
-	if p.User != "" && !userForm.MatchString(p.User) {
+	if p.User != "" && !templates.ValidUser(p.User) {
 		return bad("user: %q can't be one", p.User)
 	}
 	if why := checkPath(p.Workdir); p.Workdir != "" && why != "" {

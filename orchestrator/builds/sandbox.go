@@ -22,8 +22,12 @@ func (s *Service) OfSandbox(ctx context.Context, r Request, sandbox string) (Cre
 	if err != nil {
 		return Created{}, err
 	}
-	saved, err := s.engine.Snapshot(ctx, r.Team, sandbox, "")
-	plan := Plan{Template: saved.ID, Sandbox: sandbox}
+	// Written down before there is a snapshot, which the next Open deletes if this service ends here.
+	plan := Plan{Template: "of-build-" + made.Build, Sandbox: sandbox}
+	err = s.db.MoveJob(ctx, made.Build, db.JobWaiting, db.JobWaiting, plan.encode())
+	if err == nil {
+		_, err = s.engine.Snapshot(ctx, r.Team, sandbox, plan.Template)
+	}
 	if err == nil {
 		if err = s.Start(ctx, r.Team, db.Ref{Name: made.Template}, made.Build, plan, nil); err != nil {
 			s.leave(ctx, r.Team, plan)

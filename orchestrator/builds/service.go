@@ -100,7 +100,7 @@ func New(d *db.DB, e Engine, b Builder, u *Uploads, o Options) *Service {
 }
 
 // Open puts in order what the service of before has left: a build that was going on has come to nothing, and so has one whose
-// registry wants a password, which is nowhere any more; others have their turn.
+// registry wants a password, which is nowhere any more, or whose sandbox was being saved; others have their turn.
 func (s *Service) Open(ctx context.Context) error {
 	jobs, err := s.db.JobsUnderWay(ctx)
 	if err != nil {
@@ -110,10 +110,10 @@ func (s *Service) Open(ctx context.Context) error {
 	s.open = true
 	s.mu.Unlock()
 	for _, j := range jobs {
-		if j.State == db.JobWaiting {
+		plan, err := decodePlan(j.Plan)
+		if j.State == db.JobWaiting && plan.Sandbox == "" {
 			continue
 		}
-		plan, err := decodePlan(j.Plan)
 		var w *work
 		if err == nil && j.State == db.JobQueued && !plan.Secret {
 			w, err = s.prepare(j, plan, nil)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -52,16 +53,20 @@ func (e *engine) Keep(ctx context.Context, build string) (func(), error) {
 	return e.keep(), err
 }
 
-// Snapshot makes one of a sandbox called box.
-func (e *engine) Snapshot(ctx context.Context, team, id, _ string) (lifecycle.Snapshot, error) {
+// Snapshot makes one of a sandbox called box; by a name, for a build that has it written down.
+func (e *engine) Snapshot(ctx context.Context, team, id, name string) (lifecycle.Snapshot, error) {
 	if id != "box" {
 		return lifecycle.Snapshot{}, errdefs.ErrNotFound.WithMessage("sandbox '" + id + "' not found")
+	}
+	jobs, err := e.db.JobsUnderWay(ctx)
+	if err != nil || name != "" && !slices.ContainsFunc(jobs, func(j db.Job) bool { return strings.Contains(string(j.Plan), name) }) {
+		return lifecycle.Snapshot{}, fmt.Errorf("no build knows of the snapshot %s: %v", name, err)
 	}
 	b := db.Build{ID: "of-box", Team: team, Snapshot: "of-box", Origin: id, CPUs: 1, MemoryMB: 128}
 	if err := e.db.BeginBuild(ctx, b); err != nil {
 		return lifecycle.Snapshot{}, err
 	}
-	t, err := e.db.Publish(ctx, db.Publication{Build: b.ID, Team: team, Template: "tbox", Tag: db.DefaultTag, Snapshot: true})
+	t, err := e.db.Publish(ctx, db.Publication{Build: b.ID, Team: team, Name: name, Template: "tbox", Tag: db.DefaultTag, Snapshot: true})
 	return lifecycle.Snapshot{ID: t + ":" + db.DefaultTag}, err
 }
 
@@ -399,6 +404,17 @@ func TestRebuild(t *testing.T) {
 	if got, _ := s.ended(again); got.State != db.JobReady || got.Plan.Run != "serve" || again.Template != a.Template || got.CPUs != 2 || got.MemoryMB != 512 {
 		t.Errorf("%+v", got)
 	}
+	// A tag that is another build's by now stays that one's.
+	old, err := s.Create(ctx, Request{Team: "blue", Name: "b:v1", Tags: []string{"latest"}})
+	s.must(err)
+	s.must(s.Start(ctx, "blue", db.Ref{Name: "b"}, old.Build, Plan{Image: "b"}, nil))
+	s.let("b", fine)
+	s.ended(old)
+	s.must(s.RemoveTags(ctx, "blue", db.Ref{Name: "b"}, []string{"latest"}))
+	if c, err := s.Rebuild(ctx, "blue", db.Ref{Name: "b", Tag: "v1"}, false); err != nil || strings.Join(c.Tags, " ") != "v1" {
+		t.Errorf("%+v, %v", c, err)
+	}
+	s.must(s.Delete(ctx, "blue", "b"))
 	tell := func() map[string]string {
 		all, err := s.Templates(ctx)
 		s.must(err)
@@ -435,7 +451,7 @@ func TestRebuild(t *testing.T) {
 
 // TestOfSandbox: the snapshot that a template is made of is there for that alone, however that ends.
 func TestOfSandbox(t *testing.T) {
-	for _, end := range []string{"ready", "failed", "canceled", "queued", "interrupted"} {
+	for _, end := range []string{"ready", "failed", "canceled", "queued", "interrupted", "killed"} {
 		s, ctx := newStand(t), t.Context()
 		if _, err := s.OfSandbox(ctx, Request{Team: "blue", Name: "none"}, "none"); !errdefs.IsNotFound(err) {
 			t.Error(err)
@@ -444,7 +460,18 @@ func TestOfSandbox(t *testing.T) {
 			s.begin("blue", "a", Plan{Image: "a"})
 			s.begin("blue", "b", Plan{Image: "b"})
 		}
-		c, err := s.OfSandbox(ctx, Request{Team: "blue", Name: "app"}, "box")
+		ask := s.OfSandbox
+		if end == "killed" { // before the build could be started
+			ask = func(ctx context.Context, r Request, sandbox string) (Created, error) {
+				c, err := s.Create(ctx, r)
+				plan := Plan{Template: "saved", Sandbox: sandbox}
+				s.must(err)
+				s.must(s.db.MoveJob(ctx, c.Build, db.JobWaiting, db.JobWaiting, plan.encode()))
+				_, err = s.engine.Snapshot(ctx, r.Team, sandbox, plan.Template)
+				return c, err
+			}
+		}
+		c, err := ask(ctx, Request{Team: "blue", Name: "app"}, "box")
 		s.must(err)
 		switch end {
 		case "ready":
@@ -454,7 +481,7 @@ func TestOfSandbox(t *testing.T) {
 		case "canceled", "queued":
 			s.must(s.Cancel(ctx, c.Build))
 		}
-		if end != "interrupted" {
+		if end != "interrupted" && end != "killed" {
 			s.ended(c)
 		}
 		s.Close()

@@ -141,7 +141,17 @@ func (s *Service) Rebuild(ctx context.Context, team string, of db.Ref, outdated 
 			return Created{}, err
 		}
 	}
-	return s.Ask(ctx, Request{Team: team, Name: t.Names[0], Tags: b.Tags, CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB}, *b.Plan)
+	all, err := s.db.Tags(ctx, t.ID)
+	if err != nil {
+		return Created{}, err
+	}
+	var tags []string // those that stand for it: others that did are another build's by now
+	for _, tag := range all {
+		if tag.Build == current.ID {
+			tags = append(tags, tag.Name)
+		}
+	}
+	return s.Ask(ctx, Request{Team: team, Name: t.Names[0], Tags: tags, CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB}, *b.Plan)
 }
 
 // Ask asks for a build and says what it is to be of.

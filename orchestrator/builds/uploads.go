@@ -18,7 +18,7 @@ import (
 	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
 
-	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/orchestrator/templates"
 )
 
 // Uploads are files that clients have uploaded for steps of builds: gzipped tars, each by its team and the sum that the client calls
@@ -63,7 +63,7 @@ func OpenUploads(dir string, each, most int64) (*Uploads, error) {
 		}
 		sum, _, _ := strings.Cut(e.Name(), ".")
 		team := filepath.Dir(path)
-		if !sumForm.MatchString(sum) || filepath.Dir(team) != dir {
+		if !templates.ValidSum(sum) || filepath.Dir(team) != dir {
 			stale = append(stale, path)
 			return nil
 		}
@@ -91,6 +91,14 @@ func OpenUploads(dir string, each, most int64) (*Uploads, error) {
 
 // teamDir is where a team's files are.
 func (u *Uploads) teamDir(team string) string { return filepath.Join(u.dir, team) }
+
+// expect has a team upload files, until removeAll: what has begun before that and comes after it isn't kept.
+func (u *Uploads) expect(team string) error {
+	if err := os.Mkdir(u.teamDir(team), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("uploads: %w", err)
+	}
+	return nil
+}
 
 func remove(paths []string) error {
 	var errs []error
@@ -254,16 +262,19 @@ func (u *Uploads) large() error {
 // write writes an upload to a file.
 func (u *Uploads) write(ctx context.Context, team, sum string, body io.Reader) (path string, size int64, err error) {
 	dir := u.teamDir(team)
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	failed := func(err error) (string, int64, error) {
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", 0, errdefs.ErrNotFound.WithMessage("all that team " + team + " has uploaded was removed: ask for a link again")
+		}
 		return "", 0, fmt.Errorf("uploads: %w", err)
 	}
 	f, err := os.CreateTemp(dir, "."+sum+".*") // mode 0600
 	if err != nil {
-		return "", 0, fmt.Errorf("uploads: %w", err)
+		return failed(err)
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+			err = errors.Join(err, f.Close(), remove([]string{f.Name()}))
 		}
 	}()
 	limited, out := &atMost{r: body, left: u.each}, &file{File: f}
@@ -283,11 +294,11 @@ func (u *Uploads) write(ctx context.Context, team, sum string, body io.Reader) (
 	}
 	info, err := f.Stat()
 	if err = errors.Join(err, f.Sync()); err != nil {
-		return "", 0, fmt.Errorf("uploads: %w", err)
+		return failed(err)
 	}
 	path = filepath.Join(dir, strings.TrimPrefix(filepath.Base(f.Name()), "."))
 	if err := os.Rename(f.Name(), path); err != nil {
-		return "", 0, fmt.Errorf("uploads: %w", err)
+		return failed(err)
 	}
 	return path, info.Size(), f.Close()
 }
@@ -322,20 +333,4 @@ func (f *file) Write(b []byte) (int, error) {
 		f.err = err
 	}
 	return n, err
-}
-
-// Link is where a client may put a file, for a while: a path with a query.
-func (s *Service) Link(ctx context.Context, team string, of db.Ref, sum string) (present bool, path string, err error) {
-	if err := s.ready(); err != nil {
-		return false, "", err
-	}
-	if !sumForm.MatchString(sum) {
-		return false, "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("hash: %q isn't 64 hexadecimal digits", sum))
-	}
-	t, err := s.ownTemplate(ctx, team, of)
-	if err != nil {
-		return false, "", err
-	}
-	l := link{template: t.ID, team: team, sum: sum, until: time.Now().Add(linkTime).Unix()}
-	return s.uploads.Has(team, sum), l.path(s.engine), nil
 }

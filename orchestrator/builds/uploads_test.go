@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
 // tarOf is a tar with a file of random bytes, gzipped or not.
@@ -40,6 +42,13 @@ func tarOf(t *testing.T, size int, zip bool) []byte {
 		t.Fatal(err)
 	}
 	return b.Bytes()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func sumOf(n int) string { return fmt.Sprintf("%064x", n) }
@@ -82,17 +91,12 @@ func TestUploads(t *testing.T) {
 	}
 	u := open()
 	put := func(team string, n int, b []byte) error {
+		must(t, u.expect(team))
 		return u.Put(ctx, team, sumOf(n), bytes.NewReader(b), int64(len(b)))
-	}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
 	}
 	zipped := tarOf(t, 70<<10, true)
 	for n := range 3 {
-		must(put("blue", n, zipped))
+		must(t, put("blue", n, zipped))
 	}
 	if got := there(u, "blue"); got != "012" {
 		t.Errorf("there are %s", got)
@@ -103,16 +107,16 @@ func TestUploads(t *testing.T) {
 	read := func(n int) []byte {
 		t.Helper()
 		f, err := u.Open(ctx, "blue", sumOf(n))
-		must(err)
+		must(t, err)
 		defer f.Close()
 		b, err := io.ReadAll(f)
-		must(err)
+		must(t, err)
 		return b
 	}
 	if !bytes.Equal(read(0), zipped) { // and 1 is what wasn't used for longest
 		t.Error("it has other bytes")
 	}
-	must(put("green", 5, zipped))
+	must(t, put("green", 5, zipped))
 	if got := there(u, "blue") + there(u, "green"); got != "025" {
 		t.Errorf("there are %s", got)
 	}
@@ -127,8 +131,8 @@ func TestUploads(t *testing.T) {
 	if _, missing := u.pin("blue", []string{sumOf(0), sumOf(1)}); missing != sumOf(1) {
 		t.Errorf("%s is missing", missing)
 	}
-	must(put("blue", 0, zipped)) // in the place of what is needed
-	must(put("green", 6, zipped))
+	must(t, put("blue", 0, zipped)) // in the place of what is needed
+	must(t, put("green", 6, zipped))
 	if got := there(u, "blue") + there(u, "green"); got != "026" {
 		t.Errorf("there are %s", got)
 	}
@@ -140,19 +144,19 @@ func TestUploads(t *testing.T) {
 	release()
 	release()
 	// The next service finds them, and not what wasn't whole.
-	must(os.WriteFile(filepath.Join(dir, "blue", "."+sumOf(8)+".1"), zipped, 0o600))
-	must(os.WriteFile(filepath.Join(dir, "stray"), zipped, 0o600))
-	must(os.WriteFile(filepath.Join(dir, "blue", sumOf(2)+".later"), zipped[:10], 0o600))
-	must(os.Chtimes(filepath.Join(dir, "blue", sumOf(2)+".later"), time.Now().Add(time.Hour), time.Now().Add(time.Hour)))
+	must(t, os.WriteFile(filepath.Join(dir, "blue", "."+sumOf(8)+".1"), zipped, 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "stray"), zipped, 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "blue", sumOf(2)+".later"), zipped[:10], 0o600))
+	must(t, os.Chtimes(filepath.Join(dir, "blue", sumOf(2)+".later"), time.Now().Add(time.Hour), time.Now().Add(time.Hour)))
 	u = open()
 	if got := there(u, "blue") + there(u, "green"); got != "026" || files(t, dir) != 3 || len(read(2)) != 10 {
 		t.Errorf("there are %s, in %d files", got, files(t, dir))
 	}
 	// A tar that isn't gzipped is.
 	plain := tarOf(t, 20<<10, false)
-	must(put("blue", 9, plain))
+	must(t, put("blue", 9, plain))
 	z, err := gzip.NewReader(bytes.NewReader(read(9)))
-	must(err)
+	must(t, err)
 	if b, err := io.ReadAll(z); err != nil || !bytes.Equal(b, plain) {
 		t.Errorf("%d bytes of it, %v", len(b), err)
 	}
@@ -161,13 +165,48 @@ func TestUploads(t *testing.T) {
 	}
 }
 
+// slow is a body that does something before its end.
+type slow struct {
+	io.Reader
+	do func()
+}
+
+func (s *slow) Read(b []byte) (int, error) {
+	n, err := s.Reader.Read(b)
+	if err == io.EOF && s.do != nil {
+		s.do()
+		s.do = nil
+	}
+	return n, err
+}
+
+// TestLateUpload: what comes whole only when all of its team is being removed, or after that, isn't kept.
+func TestLateUpload(t *testing.T) {
+	dir := t.TempDir()
+	u, err := OpenUploads(dir, 100<<10, 250<<10)
+	must(t, err)
+	must(t, u.expect("blue"))
+	whole := tarOf(t, 1000, true)
+	body := &slow{bytes.NewReader(whole), func() { must(t, u.removeAll(t.Context(), "blue")) }}
+	for range 2 {
+		if err := u.Put(t.Context(), "blue", sumOf(1), body, -1); !errdefs.IsNotFound(err) || strings.Contains(err.Error(), dir) {
+			t.Errorf("%v", err)
+		}
+		body = &slow{bytes.NewReader(whole), nil}
+	}
+	if left, err := u.list(t.Context(), "blue"); err != nil || len(left) > 0 || u.Has("blue", sumOf(1)) || u.used != 0 {
+		t.Errorf("%q, %v, %d bytes", left, err, u.used)
+	}
+	must(t, u.expect("blue"))
+	must(t, u.Put(t.Context(), "blue", sumOf(1), bytes.NewReader(whole), -1))
+}
+
 // TestPutRefuses: what isn't a whole tar of bounded size leaves nothing.
 func TestPutRefuses(t *testing.T) {
 	dir := t.TempDir()
 	u, err := OpenUploads(dir, 64<<10, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, u.expect("blue"))
 	whole := tarOf(t, 1000, true)
 	var bomb bytes.Buffer
 	z := gzip.NewWriter(&bomb)
@@ -226,6 +265,8 @@ func TestLink(t *testing.T) {
 		b := tarOf(t, 10, true)
 		return s.Upload(ctx, c.Template, sum, u.Query(), bytes.NewReader(b), int64(len(b)))
 	}
+	_, _, err = s.Link(ctx, "blue", db.Ref{Name: "app"}, sumOf(1))
+	s.must(err)
 	soon := time.Now().Add(time.Minute)
 	s.must(upload(soon, sumOf(1)))
 	if err := upload(soon, sumOf(2)); !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "isn't one that this API has given out") {

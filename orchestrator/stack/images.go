@@ -44,11 +44,9 @@ func (s *stack) images(m *machines.Machines) lifecycle.ImageOptions {
 		if digest != cold.Settings.Digest {
 			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%s is another image by now", cold.Settings.Image))
 		}
-		c, err := s.builds.Create(ctx, builds.Request{Team: team, Name: name, CPUs: cold.CPUs, MemoryMB: cold.MemoryMB, DiskMB: cold.DiskMB})
-		if err != nil {
-			return err
-		}
-		return s.builds.Start(ctx, team, db.Ref{Name: c.Template}, c.Build, builds.Plan{Image: cold.Settings.Image, User: cold.Settings.User}, nil)
+		_, err = s.builds.Ask(ctx, builds.Request{Team: team, Name: name, CPUs: cold.CPUs, MemoryMB: cold.MemoryMB, DiskMB: cold.DiskMB},
+			builds.Plan{Image: cold.Settings.Image, User: cold.Settings.User})
+		return err
 	}
 	return o
 }
