@@ -141,7 +141,7 @@ func failed(step string, err error) error {
 func Told(err error) bool {
 	for _, is := range []func(error) bool{
 		errdefs.IsInvalidArgument, errdefs.IsNotFound, errdefs.IsFailedPrecondition, errdefs.IsUnavailable, errdefs.IsResourceExhausted,
-		errdefs.IsPermissionDenied, errdefs.IsUnauthorized, errdefs.IsAborted, errdefs.IsDeadlineExceeded, errdefs.IsDataLoss,
+		errdefs.IsPermissionDenied, errdefs.IsUnauthorized, errdefs.IsAborted, errdefs.IsDeadlineExceeded, errdefs.IsDataLoss, errdefs.IsOutOfRange,
 	} {
 		if is(err) {
 			return true
