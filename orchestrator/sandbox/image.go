@@ -198,7 +198,7 @@ func (c *Client) remote(ctx context.Context, name string, o PullOptions) []clien
 	// others must speak TLS. What the host's containerd configuration says of a registry goes first.
 	opts := []client.RemoteOpt{client.WithResolver(docker.NewResolver(docker.ResolverOptions{Hosts: o.Hosts(ctx, name)})), client.WithPullLabels(o.Labels)}
 	if o.Outside {
-		w := &whole{info: func(ctx context.Context, d digest.Digest) (content.Info, error) {
+		w := &reading{info: func(ctx context.Context, d digest.Digest) (content.Info, error) {
 			return c.ctrd.ContentStore().Info(ctx, d)
 		}}
 		opts = append(opts, client.WithImageHandler(&bounds{cfg: c.cfg}), client.WithImageHandlerWrapper(w.wrap))

@@ -2,53 +2,47 @@ package sandbox
 
 import (
 	"context"
-	"fmt"
-	"sync/atomic"
+	"slices"
 
-	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/errdefs"
-	"github.com/docker/go-units"
-	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/cap"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/cubesandbox/cube/shim/spec"
 )
 
-// maxParts bounds the parts of an image: its layers are far fewer, and no index has so many below another one.
-const maxParts = 1000
+// ToolsDir is where a whole container has the guest image's programs for it, and Envd one of them.
+const (
+	ToolsDir = "/.cube"
+	Envd     = ToolsDir + "/cube-envd"
+)
 
-// whole keeps what is read into memory as a whole within bounds where the sizes of what is fetched say nothing of it: a configuration
-// may call itself a layer, and what containerd has already, as a layer of another image, isn't fetched.
-type whole struct {
-	info  func(context.Context, digest.Digest) (content.Info, error) // of what containerd has
-	parts atomic.Int64
+// whole takes away what stands between a container and the guest's kernel. The wall is the machine's.
+func whole(ctx context.Context, client oci.Client, c *containers.Container, s *oci.Spec) error {
+	const shm = "/dev/shm"
+	s.Mounts = slices.DeleteFunc(s.Mounts, func(m specs.Mount) bool { return m.Destination == shm })
+	s.Mounts = append(s.Mounts,
+		// As a machine has it: half of the memory.
+		specs.Mount{Destination: shm, Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "nodev", "mode=1777", "size=50%"}},
+		specs.Mount{Destination: ToolsDir, Type: spec.ToolsMount, Source: "tools", Options: []string{"ro", "nosuid", "nodev"}})
+	return oci.Compose(
+		oci.WithCapabilities(cap.Known()), // the guest's kernel is no older than this list
+		oci.WithAllDevicesAllowed,
+		oci.WithMaskedPaths(nil),
+		oci.WithReadonlyPaths(nil),
+		oci.WithWriteableSysfs,
+		oci.WithWriteableCgroupfs,
+		oci.WithSeccompUnconfined,
+		oci.WithNewPrivileges,
+		oci.WithLinuxNamespace(specs.LinuxNamespace{Type: specs.CgroupNamespace}),
+		withOpenFiles,
+	)(ctx, client, c, s)
 }
 
-// wrap has parts be looked at before they are read. What is too large is errdefs.ErrOutOfRange.
-func (w *whole) wrap(h images.Handler) images.Handler {
-	return images.HandlerFunc(func(ctx context.Context, part ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-		if !images.IsLayerType(part.MediaType) {
-			if err := w.check(ctx, part); err != nil {
-				return nil, err
-			}
-		}
-		parts, err := h.Handle(ctx, part)
-		if err == nil && images.IsManifestType(part.MediaType) && len(parts) > 0 {
-			err = w.check(ctx, parts[0]) // the configuration
-		}
-		if err == nil && w.parts.Add(int64(len(parts))) > maxParts {
-			err = errdefs.ErrOutOfRange.WithMessage(fmt.Sprintf("it has more than %d parts", maxParts))
-		}
-		return parts, err
-	})
-}
-
-func (w *whole) check(ctx context.Context, part ocispec.Descriptor) error {
-	size := part.Size
-	if info, err := w.info(ctx, part.Digest); err == nil {
-		size = max(size, info.Size)
-	}
-	if size > maxManifest {
-		return errdefs.ErrOutOfRange.WithMessage(fmt.Sprintf("its manifest or configuration has %s, which can be %s", units.BytesSize(float64(size)), units.BytesSize(maxManifest)))
-	}
+// withOpenFiles has processes open as few files at first as those of a machine may, and as many as they ask for: envd serves
+// thousands of connections. The limit is the kernel's own (fs.nr_open).
+func withOpenFiles(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
+	s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 1024, Hard: 1 << 20}}
 	return nil
 }

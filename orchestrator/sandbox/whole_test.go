@@ -1,52 +1,51 @@
 package sandbox
 
 import (
-	"context"
-	"strings"
+	"slices"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/errdefs"
-	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/cubesandbox/cube/shim/spec"
 )
 
-// TestWhole: what is read into memory is looked at before that, whatever it says to be and wherever it comes from.
+// TestWhole: root of such a container is root of its machine, which has one /dev/shm and the guest image's programs.
 func TestWhole(t *testing.T) {
-	const manifest, index, config, layer = ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex, ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayerGzip
-	there := map[digest.Digest]int64{"large": 10 << 20}
-	info := func(_ context.Context, d digest.Digest) (content.Info, error) {
-		n, ok := there[d]
-		if !ok {
-			return content.Info{}, errdefs.ErrNotFound
-		}
-		return content.Info{Digest: d, Size: n}, nil
+	ctx := namespaces.WithNamespace(t.Context(), "testing")
+	s, err := oci.GenerateSpec(ctx, nil, &containers.Container{ID: "box"}, oci.WithDefaultPathEnv, whole)
+	if err != nil {
+		t.Fatal(err)
 	}
-	many := make([]ocispec.Descriptor, maxParts+1)
-	for name, c := range map[string]struct {
-		root  ocispec.Descriptor
-		parts []ocispec.Descriptor
-		want  string
-	}{
-		"fine":                        {ocispec.Descriptor{MediaType: manifest, Size: 1000}, []ocispec.Descriptor{{MediaType: config, Size: 2000}, {MediaType: layer, Size: 90 << 20, Digest: "large"}}, ""},
-		"configuration as a layer":    {ocispec.Descriptor{MediaType: manifest, Size: 1000}, []ocispec.Descriptor{{MediaType: layer, Size: 10 << 20}}, "its manifest or configuration has 10MiB"},
-		"configuration that is there": {ocispec.Descriptor{MediaType: manifest, Size: 1000}, []ocispec.Descriptor{{MediaType: config, Size: 2, Digest: "large"}}, "its manifest or configuration has 10MiB"},
-		"manifest that is there":      {ocispec.Descriptor{MediaType: manifest, Size: 2, Digest: "large"}, nil, "its manifest or configuration has 10MiB"},
-		"index that is there":         {ocispec.Descriptor{MediaType: index, Size: 2, Digest: "large"}, nil, "its manifest or configuration has 10MiB"},
-		"many":                        {ocispec.Descriptor{MediaType: manifest, Size: 1000}, many, "more than 1000 parts"},
-	} {
-		asked := false
-		h := (&whole{info: info}).wrap(images.HandlerFunc(func(context.Context, ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-			asked = true
-			return c.parts, nil
-		}))
-		_, err := h.Handle(t.Context(), c.root)
-		if c.want == "" && err != nil || c.want != "" && (!errdefs.IsOutOfRange(err) || !strings.Contains(err.Error(), c.want)) {
-			t.Errorf("%s: %v", name, err)
+	var shm, tools []specs.Mount
+	for _, m := range s.Mounts {
+		switch m.Destination {
+		case "/dev/shm":
+			shm = append(shm, m)
+		case ToolsDir:
+			tools = append(tools, m)
+		case "/sys", "/sys/fs/cgroup":
+			if slices.Contains(m.Options, "ro") {
+				t.Errorf("%s can't be written to", m.Destination)
+			}
 		}
-		if asked != (c.parts != nil) {
-			t.Errorf("%s: it was read: %v", name, asked)
-		}
+	}
+	if len(shm) != 1 || !slices.Contains(shm[0].Options, "size=50%") {
+		t.Errorf("/dev/shm: %+v", shm)
+	}
+	if len(tools) != 1 || tools[0].Type != spec.ToolsMount || !slices.Contains(tools[0].Options, "ro") {
+		t.Errorf("%s: %+v", ToolsDir, tools)
+	}
+	p, l := s.Process, s.Linux
+	if !slices.Contains(p.Capabilities.Bounding, "CAP_SYS_ADMIN") || p.NoNewPrivileges || l.Seccomp != nil || len(l.MaskedPaths) != 0 || len(l.ReadonlyPaths) != 0 {
+		t.Errorf("%+v, %+v", p, l)
+	}
+	if len(p.Rlimits) != 1 || p.Rlimits[0].Hard < 4096 || p.Rlimits[0].Soft != 1024 {
+		t.Errorf("%+v", p.Rlimits)
+	}
+	if len(l.Resources.Devices) == 0 || !l.Resources.Devices[0].Allow || l.Resources.Devices[0].Access != "rwm" {
+		t.Errorf("%+v", l.Resources.Devices)
 	}
 }
