@@ -28,6 +28,7 @@ import (
 
 	"github.com/cubesandbox/cube/integration/stack"
 	"github.com/cubesandbox/cube/integration/testhost"
+	"github.com/cubesandbox/cube/orchestrator/sandbox"
 )
 
 // certificate is that of registries on the test's internet. The stack trusts it from its start on.
@@ -125,6 +126,7 @@ func TestRegistry(t *testing.T) {
 	if _, said := cube(t, "template", "pull", stack.TrustedRegistry+"/team/origin:v1", "whole:v1"); strings.Contains(said, "only its disk") {
 		t.Error(said)
 	}
+	cube(t, "image", "rm", sandbox.Blank) // it is made where it is needed
 	if begun := begun(t, key, "whole:v1"); begun.After(built) {
 		t.Errorf("what runs in it has begun at %v, not before %v", begun, built)
 	}

@@ -65,9 +65,6 @@ func (m *Machines) Blueprint(ctx context.Context, b lifecycle.Beginning) (json.R
 	if err := m.client.Await(ctx); err != nil {
 		return nil, err
 	}
-	if err := m.client.EnsureBlank(ctx); err != nil {
-		return nil, err
-	}
 	b.Image = sandbox.Blank
 	s, err := specOf(b)
 	if err != nil {

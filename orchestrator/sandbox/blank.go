@@ -8,35 +8,28 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Blank is an image with an empty disk, which containers have whose disk comes from elsewhere: containerd knows none without an image.
+// Blank is an image with an empty disk, which containers have whose disk comes from elsewhere: containerd knows none without an image. It is made where it
+// is needed.
 const Blank = "cube.local/blank:1"
 
-// EnsureBlank has Blank be here.
-func (c *Client) EnsureBlank(ctx context.Context) error {
-	ctx = c.context(ctx)
-	img, _, err := c.find(ctx, Blank)
-	if err == nil {
-		return c.unpack(ctx, img, nil)
-	}
-	if !errdefs.IsNotFound(err) {
-		return err
-	}
+// makeBlank makes it, and its disk.
+func (c *Client) makeBlank(ctx context.Context) (client.Image, error) {
 	archive, err := blankArchive()
 	if err == nil {
 		_, err = c.Import(ctx, bytes.NewReader(archive), ImportOptions{})
 	}
 	if err != nil {
-		return fmt.Errorf("make image %s: %w", Blank, err)
+		return nil, fmt.Errorf("make image %s: %w", Blank, err)
 	}
-	return nil
+	return c.ctrd.GetImage(ctx, Blank)
 }
 
 // blankArchive is the image as an OCI archive. Its one layer is an empty tar.

@@ -46,10 +46,10 @@ func (c *Client) Blueprint(ctx context.Context, id string) (Blueprint, error) {
 	return Blueprint{Image: image.Name(), Spec: s}, nil
 }
 
-// Draft is the blueprint of a container that is asked for, without making it. Its image is here.
+// Draft is the blueprint of a container that is asked for, without making it.
 func (c *Client) Draft(ctx context.Context, s Spec) (Blueprint, error) {
 	ctx = c.context(ctx)
-	img, _, err := c.find(ctx, s.Image)
+	img, err := c.ensure(ctx, s.Image, s.Outside, nil)
 	if err != nil {
 		return Blueprint{}, fmt.Errorf("image %s: %w", s.Image, err)
 	}
@@ -87,9 +87,7 @@ func (c *Client) Restore(ctx context.Context, r Restored) error {
 	}
 	image, err := c.ctrd.GetImage(ctx, r.Image)
 	if errdefs.IsNotFound(err) && r.Image == Blank { // somebody has removed it
-		if err = c.EnsureBlank(ctx); err == nil {
-			image, err = c.ctrd.GetImage(ctx, r.Image)
-		}
+		image, err = c.makeBlank(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("the image of container %s: %w", r.ID, err)

@@ -74,6 +74,8 @@ func (c *Client) ensure(ctx context.Context, ref string, outside bool, p Progres
 		return img, c.unpack(ctx, img, p)
 	case !errdefs.IsNotFound(err):
 		return nil, err
+	case name == Blank:
+		return c.makeBlank(ctx)
 	}
 	img, err = c.pull(ctx, name, PullOptions{Outside: outside, Progress: p})
 	if err != nil {
