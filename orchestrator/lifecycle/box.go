@@ -198,7 +198,7 @@ func (e *Engine) start(ctx context.Context, b *box, ends context.Context, limit 
 		if o.err != nil {
 			e.Log.Warn("work on a sandbox has failed", "sandbox", b.id, "took", time.Since(began).Round(time.Millisecond), "error", o.err)
 		}
-		j.err = e.conclude(b, j, o)
+		j.err = e.conclude(ctx, b, j, o)
 		close(j.done)
 	}()
 	return j

@@ -42,7 +42,7 @@ func TestCollect(t *testing.T) {
 			"sandbox_network_transmit_bytes_total " + sb.ID + " default tbase": 1, "sandbox_network_receive_packets_total " + sb.ID + " default tbase": 5,
 			"sandbox_network_dropped_packets_total policy " + sb.ID + " default tbase": 3, "sandbox_host_cpu_seconds_total " + sb.ID + " default tbase": 6,
 			"sandbox_stage_seconds ok create": 2, "sandbox_stage_seconds ok admit": 2, "sandbox_stage_seconds ok machine": 2, "sandbox_stage_seconds ok envd": 2,
-			"sandbox_stage_seconds ok hook": 2, "sandbox_stage_seconds ok start": 2, "sandbox_stage_seconds ok pause": 1,
+			"sandbox_stage_seconds ok hook": 2, "sandbox_stage_seconds ok start": 2, "sandbox_stage_seconds ok pause": 1, "sandbox_stage_seconds ok row": 6,
 		} {
 			if v, ok := got[name]; !ok || v != want {
 				t.Errorf("%s is %v, not %v", name, v, want)
@@ -160,7 +160,7 @@ func TestTrace(t *testing.T) {
 			t.Errorf("%s is of another trace", span.Name())
 		}
 	}
-	if got := strings.Join(names, ", "); got != "sandbox admit, sandbox machine, sandbox envd, sandbox hook, sandbox start, sandbox create, request" {
+	if got := strings.Join(names, ", "); got != "sandbox admit, sandbox row, sandbox machine, sandbox envd, sandbox hook, sandbox start, sandbox row, sandbox create, request" {
 		t.Errorf("the spans are %s", got)
 	}
 }

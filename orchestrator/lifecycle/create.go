@@ -132,7 +132,7 @@ func (e *Engine) born(ctx context.Context, r *row, write func(context.Context, d
 	if err != nil {
 		return Sandbox{}, err
 	}
-	if err := write(ctx, s); err != nil {
+	if err := e.stage(ctx, stageRow, r.ID, func(ctx context.Context) error { return write(ctx, s) }); err != nil {
 		return Sandbox{}, err
 	}
 	b, err := e.add(r)

@@ -290,7 +290,7 @@ func (e *Engine) step(ctx context.Context, b *box, seen *row, ev event, change f
 		}
 	}
 	e.record(was, is)
-	if err := e.write(ctx, was, is); err != nil {
+	if err := e.stage(ctx, stageRow, b.id, func(ctx context.Context) error { return e.write(ctx, was, is) }); err != nil {
 		return was, nil, err
 	}
 	e.publish(b, was, is)

@@ -15,6 +15,7 @@ import (
 const (
 	stageCreate  = "create" // all of a create, or of a fork's child
 	stageAdmit   = "admit"
+	stageRow     = "row" // it is written down
 	stageMachine = "machine"
 	stageEnvd    = "envd"
 	stageHook    = "hook"
@@ -47,7 +48,7 @@ func (e *Engine) stage(ctx context.Context, name, id string, do func(context.Con
 	span.SetAttributes(attribute.String("sandbox.id", id))
 	began, result := time.Now(), "ok"
 	err := do(ctx)
-	if name != stageCreate && name != stageAdmit {
+	if name != stageCreate && name != stageAdmit && name != stageRow {
 		err = ofMachine(err)
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // What a state's work may take at most, init hook included.
@@ -153,8 +154,9 @@ func (e *Engine) deadline(started, at time.Time) time.Time {
 	return at
 }
 
-// conclude makes of a state's work what comes next, and returns the work's error, if it still is one.
-func (e *Engine) conclude(b *box, j *job, o outcome) error {
+// conclude makes of a state's work, which was in a context that may have ended, what comes next, and returns the work's error, if it
+// still is one.
+func (e *Engine) conclude(worked context.Context, b *box, j *job, o outcome) error {
 	r := b.row.Load()
 	if r == nil {
 		return o.err
@@ -191,7 +193,8 @@ func (e *Engine) conclude(b *box, j *job, o outcome) error {
 		b.calm = time.Now().Add(wait)
 		b.mu.Unlock()
 	}
-	was, is, err := e.step(context.WithoutCancel(e.last), b, nil, o.event, func(r *row) error {
+	ctx := trace.ContextWithSpan(context.WithoutCancel(e.last), trace.SpanFromContext(worked))
+	was, is, err := e.step(ctx, b, nil, o.event, func(r *row) error {
 		r.failed = o.err
 		if o.change == nil {
 			return nil
