@@ -73,12 +73,24 @@ func url(addr netip.Addr, port int, path string) string {
 
 // Init tells envd who the sandbox is, as often as it takes until it answers.
 func (g *Guests) Init(ctx context.Context, addr netip.Addr, i lifecycle.Init) error {
+	return g.insist(ctx, attempt, func(ctx context.Context) error {
+		req, err := newInit(ctx, addr, i)
+		if err == nil {
+			_, err = g.do(req)
+		}
+		return err
+	})
+}
+
+// newInit is the request that tells envd at this time who the sandbox is.
+func newInit(ctx context.Context, addr netip.Addr, i lifecycle.Init) (*http.Request, error) {
 	env := i.Env
 	if env == nil {
 		env = map[string]string{}
 	}
 	body := map[string]any{
 		"accessToken": i.Token, "envVars": env, "sandboxID": i.SandboxID, "templateID": i.TemplateID, "lifecycleID": i.Request,
+		"timestamp": time.Now().UTC().Format(time.RFC3339Nano),
 	}
 	if i.User != "" {
 		body["defaultUser"] = i.User
@@ -91,11 +103,7 @@ func (g *Guests) Init(ctx context.Context, addr netip.Addr, i lifecycle.Init) er
 	if i.Former != "" {
 		header.Set(tokenHeader, i.Former)
 	}
-	return g.insist(ctx, attempt, func(ctx context.Context) error {
-		body["timestamp"] = time.Now().UTC().Format(time.RFC3339Nano)
-		_, err := g.post(ctx, url(addr, Port, "/init"), header, body)
-		return err
-	})
+	return newPost(ctx, url(addr, Port, "/init"), header, body)
 }
 
 // Hook tells the program of a template's hook, as often as it takes until it has agreed. That it has refused for good is
@@ -103,7 +111,10 @@ func (g *Guests) Init(ctx context.Context, addr netip.Addr, i lifecycle.Init) er
 func (g *Guests) Hook(ctx context.Context, addr netip.Addr, h db.Hook, token string, b lifecycle.HookBody) error {
 	header := http.Header{hookHeader: {token}, "Idempotency-Key": {b.RequestID}}
 	return g.insist(ctx, hookAttempt, func(ctx context.Context) error {
-		_, err := g.post(ctx, url(addr, h.Port, h.Path), header, b)
+		req, err := newPost(ctx, url(addr, h.Port, h.Path), header, b)
+		if err == nil {
+			_, err = g.do(req)
+		}
 		if r := (refusal{}); errors.As(err, &r) {
 			return refusal{errdefs.ErrInvalidArgument.WithMessage(r.Error())}
 		}
@@ -293,7 +304,7 @@ func (g *Guests) insist(ctx context.Context, limit time.Duration, try func(ctx c
 	}
 }
 
-func (g *Guests) post(ctx context.Context, to string, header http.Header, body any) ([]byte, error) {
+func newPost(ctx context.Context, to string, header http.Header, body any) (*http.Request, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
 		return nil, refusal{err}
@@ -304,7 +315,7 @@ func (g *Guests) post(ctx context.Context, to string, header http.Header, body a
 	}
 	req.Header = header.Clone()
 	req.Header.Set("Content-Type", "application/json")
-	return g.do(req)
+	return req, nil
 }
 
 // again are the answers that another attempt may change, beside those of 5xx.
@@ -316,6 +327,11 @@ func (g *Guests) do(req *http.Request) ([]byte, error) {
 	if err != nil {
 		return nil, line(err)
 	}
+	return success(resp)
+}
+
+// success returns what a successful answer has.
+func success(resp *http.Response) ([]byte, error) {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if resp.StatusCode/100 == 2 {

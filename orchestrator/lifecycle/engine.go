@@ -157,6 +157,9 @@ func (e *Engine) Close() {
 	defer t.Stop()
 	<-e.drained
 	e.endLasts(errClosing)
+	for _, m := range e.pool.ready() {
+		m.hangUp()
+	}
 }
 
 // enter lets something go on in the background, until leave: not when nothing does any more.

@@ -33,6 +33,35 @@ func (h *host) Init(ctx context.Context, addr netip.Addr, i Init) error {
 	return h.guest(ctx, "init", addr, func(m *machine) { m.told = append(m.told, i) })
 }
 
+// line is one to a machine, whoever has its address.
+type line struct {
+	h *host
+	m *machine
+}
+
+func (h *host) Line(ctx context.Context, addr netip.Addr) (l Line, err error) {
+	err = h.guest(ctx, "line", addr, func(m *machine) { l = &line{h, m} })
+	return l, err
+}
+
+// Init is heard when the machine goes on.
+func (l *line) Init(ctx context.Context, i Init) error {
+	return l.h.do(ctx, "tell", "line to "+i.SandboxID, func() error {
+		for l.m.held && !l.m.half && ctx.Err() == nil {
+			l.h.mu.Unlock()
+			time.Sleep(time.Millisecond)
+			l.h.mu.Lock()
+		}
+		if l.m.half || l.m.held || l.m != l.h.at(l.m.addr) {
+			return errors.New("the line is dead")
+		}
+		l.m.told = append(l.m.told, i)
+		return nil
+	})
+}
+
+func (*line) Close() error { return nil }
+
 func (h *host) Hook(ctx context.Context, addr netip.Addr, _ db.Hook, _ string, b HookBody) error {
 	return h.guest(ctx, "hook", addr, func(m *machine) { m.hooked = append(m.hooked, b) })
 }

@@ -16,6 +16,8 @@ import (
 type Guests interface {
 	// Init tells envd who the sandbox is, as often as it takes until it answers, or ctx ends.
 	Init(ctx context.Context, addr netip.Addr, i Init) error
+	// Line opens a line to envd, which has answered on it.
+	Line(ctx context.Context, addr netip.Addr) (Line, error)
 	// Hook tells the program of a template's hook, as often as it takes until it has agreed, or ctx ends. That it has refused for
 	// good is errdefs.ErrInvalidArgument.
 	Hook(ctx context.Context, addr netip.Addr, h db.Hook, token string, b HookBody) error
@@ -27,6 +29,14 @@ type Guests interface {
 	Version(ctx context.Context, addr netip.Addr) (string, error)
 	// Metrics asks envd what the sandbox uses.
 	Metrics(ctx context.Context, addr netip.Addr, token string) (Metric, error)
+}
+
+// Line is a connection to one machine's envd, which costs nothing while nothing is said. What is told on it reaches that machine or
+// nobody, even when another has its address.
+type Line interface {
+	// Init tells envd who the sandbox is, once: after an error it may have been told, and the line is of no use.
+	Init(ctx context.Context, i Init) error
+	Close() error
 }
 
 // Init is what envd is told.
@@ -69,8 +79,8 @@ func Reserved(key string) bool {
 	return key == "E2B_SANDBOX" || key == "E2B_SANDBOX_ID" || key == "E2B_TEMPLATE_ID"
 }
 
-// introduce tells the sandbox who it is. It returns when envd has answered and the template's hook has agreed.
-func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why string) error {
+// identity is what envd is told of a sandbox.
+func (e *Engine) identity(r *row, why string) Init {
 	token, _ := e.tokens(r)
 	env := maps.Clone(r.Env)
 	maps.DeleteFunc(env, func(k, _ string) bool { return Reserved(k) })
@@ -82,17 +92,26 @@ func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why str
 	if r.Settings.Hook != nil {
 		hook = e.seed.hook(r.ID)
 	}
-	init := Init{SandboxID: r.ID, TemplateID: r.TemplateID, Token: token, Former: former, HookToken: hook, Env: env,
+	return Init{SandboxID: r.ID, TemplateID: r.TemplateID, Token: token, Former: former, HookToken: hook, Env: env,
 		User: r.Settings.User, Workdir: r.Settings.Workdir, Request: r.Request}
-	err := e.stage(ctx, stageEnvd, r.ID, func(ctx context.Context) error { return e.guests.Init(ctx, addr, init) })
-	if err != nil {
+}
+
+// introduce tells the sandbox who it is. It returns when envd has answered and the template's hook has agreed.
+func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why string) error {
+	i := e.identity(r, why)
+	return e.introduced(ctx, r, addr, why, i, func(ctx context.Context) error { return e.guests.Init(ctx, addr, i) })
+}
+
+// introduced is introduce where it is by tell that envd is told.
+func (e *Engine) introduced(ctx context.Context, r *row, addr netip.Addr, why string, i Init, tell func(context.Context) error) error {
+	if err := e.stage(ctx, stageEnvd, r.ID, tell); err != nil {
 		return fmt.Errorf("sandbox %s: envd: %w", r.ID, err)
 	}
 	if h := r.Settings.Hook; h != nil {
 		hctx, cancel := context.WithTimeoutCause(ctx, e.Timeout(hookTimeout), &late{e.Timeout(hookTimeout)})
 		defer cancel()
-		body := HookBody{Event: why, SandboxID: r.ID, TemplateID: r.TemplateID, RequestID: r.Request, Env: env, Metadata: r.Metadata}
-		err := e.stage(hctx, stageHook, r.ID, func(ctx context.Context) error { return e.guests.Hook(ctx, addr, *h, hook, body) })
+		body := HookBody{Event: why, SandboxID: r.ID, TemplateID: r.TemplateID, RequestID: r.Request, Env: i.Env, Metadata: r.Metadata}
+		err := e.stage(hctx, stageHook, r.ID, func(ctx context.Context) error { return e.guests.Hook(ctx, addr, *h, i.HookToken, body) })
 		if err != nil {
 			why := fmt.Sprintf("sandbox %s: the init hook of its template, port %d, path %s: %v", r.ID, h.Port, h.Path, err)
 			if errdefs.IsInvalidArgument(err) { // another try with the same doesn't help
@@ -102,7 +121,7 @@ func (e *Engine) introduce(ctx context.Context, r *row, addr netip.Addr, why str
 		}
 	}
 	if s := r.Settings.Start; s != "" && (why == whyCreate || why == whyFork || why == whyResume && r.Cold) {
-		err := e.stage(ctx, stageStart, r.ID, func(ctx context.Context) error { return e.guests.Start(ctx, addr, token, s) })
+		err := e.stage(ctx, stageStart, r.ID, func(ctx context.Context) error { return e.guests.Start(ctx, addr, i.Token, s) })
 		if err != nil {
 			return fmt.Errorf("sandbox %s: start command of its template: %w", r.ID, err)
 		}

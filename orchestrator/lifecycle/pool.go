@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cubesandbox/cube/orchestrator/db"
@@ -43,6 +44,8 @@ type member struct {
 	id    string
 	build db.Build
 	addr  netip.Addr         // once it is ready
+	made  time.Time          // then
+	line  Line               // to its envd, nil for one of an engine of before; whoever takes or removes it closes it
 	stop  context.CancelFunc // has it not be made any more
 	gone  chan struct{}      // closed when nothing is left of it
 
@@ -116,7 +119,7 @@ func (p *pool) lasts(d *demand, now time.Time) time.Duration {
 	return time.Duration(math.Log2(level/least)*float64(halfLife)) + time.Millisecond // of rounding
 }
 
-// take takes a member of a build out of those that can be claimed; nil if there is none. That it was asked for is noted. Whoever has
+// take takes the oldest member of a build out of those that can be claimed; nil if there is none. That it was asked for is noted. Whoever has
 // made a sandbox of it, or starts a machine for want of one, pokes the pool when that is done.
 func (p *pool) take(b db.Build) *member {
 	if p.MaxMemory == 0 {
@@ -125,14 +128,33 @@ func (p *pool) take(b db.Build) *member {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.want(b, 1)
+	var oldest *member
 	for _, m := range p.members {
-		if m.build.ID == b.ID && m.state == still {
-			delete(p.members, m.id)
-			return m
+		if m.build.ID == b.ID && m.state == still && (oldest == nil || m.made.Before(oldest.made)) {
+			oldest = m
 		}
 	}
-	p.claims.WithLabelValues("miss").Inc()
-	return nil
+	if oldest == nil {
+		p.claims.WithLabelValues("miss").Inc()
+		return nil
+	}
+	delete(p.members, oldest.id)
+	return oldest
+}
+
+// tell tells a member on the line to it who it is.
+func (m *member) tell(ctx context.Context, i Init) error {
+	if m.line == nil {
+		return errdefs.ErrNotFound.WithMessage("there is no line to the member")
+	}
+	return m.line.Init(ctx, i)
+}
+
+// hangUp ends that line, if there is one.
+func (m *member) hangUp() {
+	if m.line != nil {
+		_ = m.line.Close() // it ends all the same
+	}
 }
 
 // put puts back what take has taken.

@@ -19,6 +19,9 @@ type unfit struct{ error }
 
 func (u unfit) Unwrap() error { return u.error }
 
+// Is has it stay what it is where the end of the machine is heard of, too.
+func (u unfit) Is(target error) bool { return target == errEndedEarly }
+
 // fromPool makes the sandbox of a new row of a member of the pool. ok is false if there is none for it, or none that works.
 func (e *Engine) fromPool(ctx context.Context, r *row, m *member) (sb Sandbox, ok bool, err error) {
 	defer e.pool.poke() // only then is another one made in its place
@@ -63,6 +66,11 @@ func (e *Engine) claim(ctx context.Context, r *row, m *member) (Sandbox, error) 
 
 // claiming has a member go on as the sandbox that it is.
 func (e *Engine) claiming(ctx context.Context, r *row, m *member) outcome {
+	defer m.hangUp()
+	i := e.identity(r, whyCreate)
+	whole, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	told := make(chan error, 1)
 	err := e.stage(ctx, stageClaim, r.ID, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, e.Timeout(claimTimeout), &late{e.Timeout(claimTimeout)})
 		defer cancel()
@@ -71,12 +79,19 @@ func (e *Engine) claiming(ctx context.Context, r *row, m *member) outcome {
 				return err
 			}
 		}
+		// It waits before the machine for the CPUs to go on, and in it for the work.
+		go func() { told <- m.tell(whole, i) }()
 		return e.machines.Release(ctx, r.ID)
 	})
 	gone := err != nil
 	if !gone {
-		// Only when it has gone on is it told anything: the address of one that has ended may be another's by now.
-		err = e.introduce(ctx, r, m.addr, whyCreate)
+		err = e.introduced(ctx, r, m.addr, whyCreate, i, func(ctx context.Context) error {
+			if <-told == nil {
+				return nil
+			}
+			// This only when it has gone on: the address of one that has ended may be another's by now, and then the line isn't.
+			return e.guests.Init(ctx, m.addr, i)
+		})
 	}
 	if ended := context.Cause(ctx); err != nil && errors.Is(ended, errEndedEarly) {
 		gone, err = true, fmt.Errorf("%w: %w", ended, err)

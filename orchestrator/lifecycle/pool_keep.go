@@ -137,7 +137,7 @@ func (e *Engine) refill(b db.Build) bool {
 	p.mu.Lock()
 	unwanted := m.state == leaving
 	if err == nil && !unwanted {
-		m.state, p.failed = still, 0
+		m.state, m.made, p.failed = still, time.Now(), 0
 		p.mu.Unlock()
 		return true
 	}
@@ -186,6 +186,9 @@ func (e *Engine) makeMember(ctx context.Context, m *member) (err error) {
 	}
 	if exit, err := e.guests.Exec(ctx, m.addr, "", "true", func(Output) {}); err != nil || exit.Code != 0 {
 		return fmt.Errorf("a first command: %s: %w", exit.Status, cmp.Or(err, error(errdefs.ErrUnavailable)))
+	}
+	if m.line, err = e.guests.Line(ctx, m.addr); err != nil {
+		return fmt.Errorf("envd: %w", err)
 	}
 	return e.machines.Hold(ctx, m.id)
 }

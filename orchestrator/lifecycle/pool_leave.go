@@ -32,6 +32,7 @@ func (e *Engine) evict(m *member) (gone <-chan struct{}) {
 
 // remove removes what there is of a member, again and again until that works or the engine's life ends.
 func (e *Engine) remove(m *member) {
+	m.hangUp()
 	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
 		ctx, cancel := context.WithTimeout(e.last, e.Timeout(killTimeout))
 		err := e.machines.Kill(ctx, m.id)
@@ -63,7 +64,7 @@ func (p *pool) adopt(rows []db.Member, seen map[string]Seen) (useless []*member)
 	defer p.mu.Unlock()
 	for _, row := range rows {
 		s := seen[row.ID]
-		m := &member{id: row.ID, build: row.Build, addr: s.Addr, stop: func() {}, gone: make(chan struct{}), state: still}
+		m := &member{id: row.ID, build: row.Build, addr: s.Addr, made: row.CreatedAt, stop: func() {}, gone: make(chan struct{}), state: still}
 		p.members[m.id] = m
 		if row.Ready && !row.Stale && s.State == Runs {
 			p.want(row.Build, 1) // as far as is known

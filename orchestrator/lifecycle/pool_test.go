@@ -124,7 +124,8 @@ func TestClaim(t *testing.T) {
 		began := time.Now()
 		sb := s.create(func(c *Create) { c.Team = "blue" })
 		m := s.machine(sb.ID)
-		if took := time.Since(began); took > 500*time.Millisecond || s.host.called("network") > 0 { // release, init, hook and start, 100 ms each
+		// Release and what envd is told at once, then hook and start, 100 ms each.
+		if took := time.Since(began); took > 350*time.Millisecond || s.host.called("network") > 0 || s.host.called("init") > 0 {
 			t.Errorf("it took %v: %v", took, s.host.calls)
 		}
 		last := m.told[len(m.told)-1]
@@ -267,9 +268,9 @@ func TestPoolTakenOver(t *testing.T) {
 		if got := s.still(); len(got) != 2 {
 			t.Errorf("%d members", len(got))
 		}
-		s.create(nil)
-		if n := s.host.called("release"); n != 1 {
-			t.Errorf("%d claims", n)
+		sb := s.create(nil) // there is no line to it any more
+		if m := s.machine(sb.ID); s.host.called("release") != 1 || m.told[len(m.told)-1].Token != sb.EnvdToken || s.host.called("tell") > 0 {
+			t.Errorf("of %d claims, one was told %+v", s.host.called("release"), m.told)
 		}
 		pass(time.Minute)
 		s.whole()
@@ -308,6 +309,27 @@ func TestMemberOfNoUse(t *testing.T) {
 		pass(2 * time.Minute)
 		if n := s.whole(); n != 2 {
 			t.Errorf("%d members", n)
+		}
+	})
+}
+
+// TestLine: a create isn't told to a machine that has the address of a member's that has ended.
+func TestLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := filled(t, 1)
+		defer s.stop()
+		s.pool.rest(time.Hour)
+		s.build("other")
+		other := s.create(func(c *Create) { c.Template = "other" })
+		was := s.still()[0]
+		s.host.mu.Lock()
+		ended, lives := s.host.machines[was], s.host.machines[other.ID]
+		ended.half, lives.addr = true, ended.addr // of which nobody has heard
+		told := len(lives.told)
+		s.host.mu.Unlock()
+		sb := s.create(nil)
+		if got := s.machine(other.ID).told[told:]; len(got) > 0 || sb.ID == was || s.host.called("tell") != 1 {
+			t.Errorf("the other machine was told %+v", got)
 		}
 	})
 }
