@@ -83,10 +83,7 @@ func (p *Pod) Release(ctx context.Context) error {
 	if s == nil || !s.held {
 		return nil
 	}
-	if err = v.machine.Resume(ctx); err == nil {
-		err = v.guest.Thaw(ctx)
-	}
-	if err != nil {
+	if err := v.goOn(ctx); err != nil {
 		err = v.explain(err)
 		v.kill("it can't be released")
 		return fmt.Errorf("release the pod: %w", err)
@@ -94,6 +91,18 @@ func (p *Pod) Release(ctx context.Context) error {
 	p.let(s)
 	p.announce(func(id string) any { return &eventsapi.TaskResumed{ContainerID: id} })
 	return nil
+}
+
+// goOn has the CPUs go on, and the work in the guest: the agent finds the call when they do, and needn't wait for QEMU's word on that.
+func (v *vm) goOn(ctx context.Context) error {
+	ctx, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	thawed := make(chan error, 1)
+	go func() { thawed <- v.guest.Thaw(ctx) }()
+	if err := v.machine.Resume(ctx); err != nil {
+		return err
+	}
+	return <-thawed
 }
 
 // keep begins the stillness of a hold, with the changes kept away.
