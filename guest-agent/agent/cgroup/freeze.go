@@ -22,11 +22,15 @@ func (g Group) freeze(ctx context.Context, frozen string) error {
 		}
 		return fmt.Errorf("freeze or thaw cgroup %s: %w", g.path, err)
 	}
-	return g.watch(ctx, "cgroup.events", func() (bool, error) {
+	reached := func() (bool, error) {
 		if _, err := os.Stat(g.dir()); err != nil {
 			return true, gone(err)
 		}
 		n, err := g.value("cgroup.events", "frozen")
 		return (n == 1) == (frozen == "1"), err
-	})
+	}
+	if done, err := reached(); done || err != nil { // as a thaw is at once, so that nothing needs be watched
+		return err
+	}
+	return g.watch(ctx, "cgroup.events", reached)
 }
