@@ -53,26 +53,31 @@ func (s *Store) Init(w http.ResponseWriter, r *http.Request) {
 		status.WriteCode(w, http.StatusBadRequest, "the body of /init: "+strings.TrimPrefix(err.Error(), "json: "))
 		return
 	}
-	if err := s.take(req, r.Header.Get(auth.Header)); err != nil {
+	n, err := s.take(req, r.Header.Get(auth.Header))
+	if err != nil {
 		status.Write(w, err)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+	_ = http.NewResponseController(w).Flush() // otherwise it is sent later
+	slog.Info("initialised", "sandbox", n.SandboxID, "lifecycle", n.Lifecycle)
 }
 
-func (s *Store) take(req request, token string) error {
-	if err := s.check(req); err != nil {
-		return err
-	}
+// take has the settings be as a request says, and returns them. Whoever makes a sandbox waits for it, in a machine that may be emulated:
+// what was done by a request before isn't done again.
+func (s *Store) take(req request, token string) (n Settings, err error) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
-	n := s.Get()
+	if err := s.check(req); err != nil {
+		return n, err
+	}
+	n = s.Get()
 	if n.Token != "" && !auth.Equal(token, n.Token) && (req.AccessToken == nil || !auth.Equal(*req.AccessToken, n.Token)) {
-		return errdefs.ErrUnauthenticated.WithMessage("neither the header nor the body has this sandbox's access token")
+		return n, errdefs.ErrUnauthenticated.WithMessage("neither the header nor the body has this sandbox's access token")
 	}
 	if req.Timestamp != nil {
 		if late(*req.Timestamp, n.Stamp) {
-			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("it is late: a request of %v was taken before this one of %v", n.Stamp, req.Timestamp))
+			return n, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("it is late: a request of %v was taken before this one of %v", n.Stamp, req.Timestamp))
 		}
 		n.Stamp = *req.Timestamp
 	}
@@ -87,14 +92,16 @@ func (s *Store) take(req request, token string) error {
 	give(&n.TemplateID, req.TemplateID)
 	give(&n.HookToken, req.HookToken)
 	if err := s.set(n); err != nil {
-		return err
+		return n, err
+	}
+	if req.DefaultUser != nil {
+		s.found = n.User
 	}
 	s.nameHost()
-	slog.Info("initialised", "sandbox", n.SandboxID, "lifecycle", n.Lifecycle)
 	if req.Timestamp != nil {
 		s.step(*req.Timestamp)
 	}
-	return nil
+	return n, nil
 }
 
 // late says whether a request was overtaken by the last one that was taken. If that one is of a time which hasn't come, the host's
@@ -109,6 +116,7 @@ func give(to, from *string) {
 	}
 }
 
+// check refuses what can't be. The caller has the turn.
 func (s *Store) check(req request) error {
 	if req.EnvVars != nil {
 		for name, value := range *req.EnvVars {
@@ -117,7 +125,7 @@ func (s *Store) check(req request) error {
 			}
 		}
 	}
-	if req.DefaultUser != nil {
+	if req.DefaultUser != nil && (*req.DefaultUser != s.found || s.found == "") {
 		if _, err := s.Users.Lookup(*req.DefaultUser); err != nil {
 			return errdefs.ErrInvalidArgument.WithMessage("defaultUser: " + err.Error())
 		}
@@ -141,18 +149,23 @@ func CheckVariable(name, value string) error {
 	return nil
 }
 
-// nameHost has the machine's name found in it. Without that lookups of it are slow, and nothing else.
+// nameHost has the machine's name found in it. Without that lookups of it are slow, and nothing else. The caller has the turn.
 func (s *Store) nameHost() {
 	if s.Hosts == "" {
 		return
 	}
 	name, err := os.Hostname()
+	if err == nil && name == s.host {
+		return
+	}
 	if err == nil {
 		err = hosts.Name(s.Hosts, name)
 	}
 	if err != nil {
 		slog.Warn("the machine's own name isn't among its hosts", "error", err)
+		return
 	}
+	s.host = name
 }
 
 // step sets the clock where it is wrong by too much. A clock that can't be set keeps nobody from working.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/cubesandbox/cube/guest-agent/envd/users"
 )
@@ -57,7 +58,11 @@ type Store struct {
 	// Hosts is the file that gets the machine's name, which it has by the time of /init; empty: none.
 	Hosts string
 
-	turn sync.Mutex // of changes, held while the file is written
+	turn sync.Mutex // of changes, held while files are written
+	// What this daemon has done already; turn guards it.
+	facts map[string]string // files that it has written, by name
+	found string            // the default user that there was
+	host  string            // the name that is among the hosts
 
 	mu  sync.Mutex
 	now Settings
@@ -127,9 +132,16 @@ func (s *Store) write(n Settings) error {
 	}
 	facts := map[string]string{".E2B_SANDBOX": "true", ".E2B_SANDBOX_ID": n.SandboxID, ".E2B_TEMPLATE_ID": n.TemplateID}
 	for name, value := range facts {
+		if was, ok := s.facts[name]; ok && was == value {
+			continue
+		}
 		if err := replace(filepath.Join(s.Dir, name), []byte(value), 0o644); err != nil {
 			return err
 		}
+		if s.facts == nil {
+			s.facts = map[string]string{}
+		}
+		s.facts[name] = value
 	}
 	if err := s.writeHookToken(n); err != nil {
 		return err
@@ -161,11 +173,26 @@ func (s *Store) writeHookToken(n Settings) error {
 // replace writes a file that is there as a whole or as it was.
 func replace(path string, content []byte, mode os.FileMode) error {
 	tmp := path + ".next"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	f, err := create(tmp, mode)
+	if errors.Is(err, fs.ErrExist) { // an envd that was killed has left it
+		if err := os.Remove(tmp); err != nil {
+			return err
+		}
+		f, err = create(tmp, mode)
+	}
+	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(tmp, content, mode); err != nil {
-		return errors.Join(err, os.Remove(tmp))
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = unix.Rename(tmp, path)
 	}
-	return os.Rename(tmp, path)
+	if err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(tmp))
+	}
+	return nil
+}
+
+func create(path string, mode os.FileMode) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 }
