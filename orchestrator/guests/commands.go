@@ -18,6 +18,7 @@ import (
 
 	"github.com/cubesandbox/cube/guest-agent/envd/api/filesystem"
 	"github.com/cubesandbox/cube/guest-agent/envd/api/process"
+	"github.com/cubesandbox/cube/guest-agent/envd/processes"
 )
 
 const (
@@ -44,7 +45,7 @@ type Ended struct{ Status string }
 func (e *Ended) Error() string { return e.Status }
 
 // Do has envd run a command, and calls each with each line that it writes, as it comes, without what isn't to be printed. It
-// returns when the command has ended; with ctx it is left.
+// returns when the command has ended, and what it has started with it, which is killed; with ctx it is left.
 func (g *Guests) Do(ctx context.Context, addr netip.Addr, c Command, each func(line string, isError bool)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -56,6 +57,7 @@ func (g *Guests) Do(ctx context.Context, addr netip.Addr, c Command, each func(l
 	client := process.NewProcessClient(g.client, url(addr, Port, ""), connect.WithReadMaxBytes(maxMessage))
 	req := connect.NewRequest(&process.StartRequest{Process: config, Stdin: &hasInput})
 	as(req.Header(), c.User)
+	req.Header().Set(processes.WholeHeader, "true")
 	events, err := client.Start(ctx, req)
 	if err != nil {
 		return classed(err)

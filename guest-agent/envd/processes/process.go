@@ -12,6 +12,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/cubesandbox/cube/guest-agent/envd/cgroups"
 )
 
 // past is a deadline that has passed.
@@ -28,11 +30,12 @@ type Process struct {
 
 	hub    hub
 	cmd    *exec.Cmd
-	input  *os.File // the pipe's end or the terminal; nil: /dev/null
-	master *os.File // the terminal; nil: it has none
+	own    *cgroups.Own // nil: it has no control group of its own
+	input  *os.File     // the pipe's end or the terminal; nil: /dev/null
+	master *os.File     // the terminal; nil: it has none
 	writer chan struct{}
 
-	cut     chan struct{} // closed: killed; its output's end isn't waited for
+	cut     chan struct{} // closed: its output's end isn't waited for
 	cutOnce sync.Once
 	late    chan struct{} // closed: it has been killed for its deadline
 
@@ -85,6 +88,10 @@ func (p *Process) watch(outputs map[Stream]*os.File) {
 	// The process isn't reaped before its output ends: those that hold the output are of its group, and the group keeps
 	// its number as long as the process has its own.
 	exited(int(p.PID))
+	if p.Spec.Whole {
+		p.endRest()
+		defer time.AfterFunc(wholeWait, p.cutOutput).Stop()
+	}
 	<-read
 	p.mu.Lock()
 	p.reaped = true
@@ -95,6 +102,7 @@ func (p *Process) watch(outputs map[Stream]*os.File) {
 	if err != nil {
 		p.end.Err = err.Error()
 	}
+	p.removeOwn()
 	close(p.done)
 	if p.input != nil { // the terminal, too
 		p.input.Close()
@@ -156,12 +164,17 @@ func (p *Process) Signal(s unix.Signal) error {
 		return fmt.Errorf("signal process %d: %w", p.PID, err)
 	}
 	if s == unix.SIGKILL {
-		p.cutOnce.Do(func() {
-			close(p.cut)
-			time.AfterFunc(lastWait, func() { close(p.hub.over) })
-		})
+		p.cutOutput()
 	}
 	return nil
+}
+
+// cutOutput has the output end with what there is of it.
+func (p *Process) cutOutput() {
+	p.cutOnce.Do(func() {
+		close(p.cut)
+		time.AfterFunc(lastWait, func() { close(p.hub.over) })
+	})
 }
 
 func (p *Process) gone() error {

@@ -41,6 +41,7 @@ type Spec struct {
 	Size    *Size // set: a terminal
 	NoInput bool
 	Log     bool          // the output is in Registry.Log, too
+	Whole   bool          // what it has left when it ends is killed
 	Timeout time.Duration // 0: none
 }
 
@@ -73,6 +74,9 @@ func (r *Registry) Start(spec Spec) (_ *Process, _ *Subscription, err error) {
 	defer open.Run(&err)
 	outputs, theirs, err := p.connect(&open)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := p.makeOwn(r.group(spec), &open); err != nil {
 		return nil, nil, err
 	}
 	err = cmd.Start()
@@ -132,15 +136,19 @@ func (r *Registry) command(spec Spec) (*exec.Cmd, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{
 		Uid: spec.User.UID, Gid: spec.User.GID, Groups: spec.User.Groups,
 	}}
-	group := r.Commands
-	if spec.Size != nil {
-		cmd.SysProcAttr.Setctty = true
-		group = r.Terminals
-	}
-	if group != nil {
+	cmd.SysProcAttr.Setctty = spec.Size != nil
+	if group := r.group(spec); group != nil {
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(group.Fd())
 	}
 	return cmd, nil
+}
+
+// group is the control group of a command, nil for envd's.
+func (r *Registry) group(spec Spec) *os.File {
+	if spec.Size != nil {
+		return r.Terminals
+	}
+	return r.Commands
 }
 
 // environ is a process's: envd's, the user, what /init gave, what the request asks for; the last wins.

@@ -67,7 +67,7 @@ func (s *Service) spec(ctx context.Context, r *connect.Request[process.StartRequ
 	}
 	spec := Spec{
 		User: u, Command: c.GetCmd(), Args: c.GetArgs(), Env: c.GetEnvs(), Dir: c.GetCwd(), HasDir: c != nil && c.Cwd != nil,
-		Tag: r.Msg.Tag, NoInput: r.Msg.Stdin != nil && !*r.Msg.Stdin, Log: r.Header().Get(LogHeader) != "",
+		Tag: r.Msg.Tag, NoInput: r.Msg.Stdin != nil && !*r.Msg.Stdin, Log: r.Header().Get(LogHeader) != "", Whole: r.Header().Get(WholeHeader) != "",
 	}
 	if r.Msg.Pty != nil {
 		spec.Size = sizeOf(r.Msg.Pty)

@@ -66,10 +66,14 @@ func shell(script string) *process.StartRequest {
 
 type events = connect.ServerStreamForClient[process.StartResponse]
 
-// start starts a command and returns its stream after the first event, and its number.
-func start(t *testing.T, ctx context.Context, c process.ProcessClient, r *process.StartRequest) (*events, uint32) {
+// start starts a command and returns its stream after the first event, and its number. flags are headers that are set.
+func start(t *testing.T, ctx context.Context, c process.ProcessClient, r *process.StartRequest, flags ...string) (*events, uint32) {
 	t.Helper()
-	s, err := c.Start(ctx, connect.NewRequest(r))
+	req := connect.NewRequest(r)
+	for _, name := range flags {
+		req.Header().Set(name, "true")
+	}
+	s, err := c.Start(ctx, req)
 	must(t, err)
 	if !s.Receive() {
 		t.Fatal("no start: ", s.Err())
