@@ -27,7 +27,7 @@ func templateCommand() *cli.Command {
 				Usage:     "make a template, or another build of it, of an image or another template, and print its id",
 				ArgsUsage: "NAME [IMAGE]",
 				Description: "A machine is started from the image, with envd in it, and saved; a sandbox that is made of that has to work before the template is there.\n" +
-					"The image needs bash, nothing else. Interrupted, the build is given up.",
+					"The image needs a shell, and bash when all steps are done. Interrupted, the build is given up.",
 				Flags: []cli.Flag{
 					team, detach,
 					&cli.StringSliceFlag{Name: "tag", Usage: "what the build is called; more than one is possible", DefaultText: db.DefaultTag},

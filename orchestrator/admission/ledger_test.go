@@ -71,6 +71,25 @@ func TestNeed(t *testing.T) {
 }
 
 // TestReserve: of many that come at once exactly those are let in that there is room for, whatever it is that is short.
+// TestNever: only what wouldn't fit an empty host never fits.
+func TestNever(t *testing.T) {
+	for _, tc := range []struct {
+		shape Shape
+		want  string
+	}{
+		{Shape{16, 16 << 10, 1000 << 10, ""}, ""},
+		{Shape{17, 1024, 1000, ""}, "4.25 CPUs are reserved, and it has 4"},
+		{Shape{2, 17 << 10, 1000, ""}, "8704 MiB of memory are reserved, and it has 8192"},
+		{Shape{4, 9 << 10, 1000, Resident}, "9280 MiB of memory"},
+		{Shape{2, 1024, 1001 << 10, ""}, "of disk are reserved"},
+	} {
+		err := Never(policy(), tc.shape, host())
+		if tc.want == "" && err != nil || tc.want != "" && (!errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%+v: %v", tc.shape, err)
+		}
+	}
+}
+
 func TestReserve(t *testing.T) {
 	for want, tc := range map[string]struct {
 		shape Shape

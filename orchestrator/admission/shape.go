@@ -73,3 +73,20 @@ func share(n int64, factor float64) int64 { return int64(math.Ceil(float64(n) / 
 func Capacity(a *config.Admission, h Reading) Amount {
 	return Amount{int64(h.CPUs) * 1000, max(h.MemoryTotal-int64(a.MemoryHeadroom), 0), h.DiskTotal}
 }
+
+// Never says what a host has too little of for a sandbox even if there is no other: errdefs.ErrFailedPrecondition, nil for nothing.
+func Never(a *config.Admission, s Shape, h Reading) error {
+	need, all := Need(a, s), Capacity(a, h)
+	what := ""
+	switch {
+	case need.MilliCPU > all.MilliCPU:
+		what = fmt.Sprintf("%s CPUs are reserved, and it has %s", cpus(need.MilliCPU), cpus(all.MilliCPU))
+	case need.Memory > all.Memory:
+		what = fmt.Sprintf("%d MiB of memory are reserved, and it has %d beside its headroom", mib(need.Memory), mib(all.Memory))
+	case need.Disk > all.Disk:
+		what = fmt.Sprintf("%d MiB of disk are reserved, and its store has %d", mib(need.Disk), mib(all.Disk))
+	default:
+		return nil
+	}
+	return errdefs.ErrFailedPrecondition.WithMessage("this host has no room for a sandbox of that size: " + what + ": ask for less, or see [admission] of the configuration")
+}

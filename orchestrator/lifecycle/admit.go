@@ -201,8 +201,15 @@ func (e *Engine) left(ctx context.Context, reading admission.Reading) int64 {
 }
 
 // AdmitBuild sets aside what a machine of that shape takes by which a template is built, until done, which can be called more than
-// once. What there isn't enough of is errdefs.ErrUnavailable.
+// once. What there isn't enough of now is an *admission.Refusal, what the host never has errdefs.ErrFailedPrecondition.
 func (e *Engine) AdmitBuild(s admission.Shape) (done func(), err error) {
+	reading, err := e.Host.Read()
+	if err != nil {
+		return nil, err
+	}
+	if short := admission.Never(e.Admission, s, reading); short != nil {
+		return nil, short
+	}
 	id := "build-" + randomID(20)
 	if err := e.reserve(e.life, id, admission.Entry{Shape: s, Machine: true}, false); err != nil {
 		return nil, err

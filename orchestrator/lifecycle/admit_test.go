@@ -383,5 +383,9 @@ func TestAdmitBuild(t *testing.T) {
 		if _, err := s.AdmitBuild(shape); err != nil {
 			t.Errorf("in place of another: %v", err)
 		}
+		shape.MemoryMB <<= 10
+		if _, err := s.AdmitBuild(shape); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("more than the host has: %v", err)
+		}
 	})
 }

@@ -71,7 +71,7 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 		Config: s.cfg, Machines: m, Guests: g, Layers: s.db, Room: s.engine, Store: m, Fits: s.launcher.Fits, Log: s.Log.With("part", "templates"), Version: s.Version,
 	}
 	if err := builder.Open(ctx); err != nil {
-		return err
+		log.Warn("what builds of before have left can't all be removed", "error", err)
 	}
 	if err := s.engine.Open(ctx); err != nil {
 		return err

@@ -39,6 +39,7 @@ type world struct {
 	beings  map[netip.Addr]*being
 	kept    map[string][]string // disks of snapshots
 	shells  bool                // images have bash
+	bare    bool                // completed ones, too, have none until a step has installed it
 	notYet  error               // of what is to be ready
 	blocked chan struct{}       // a command that says so waits for it
 	room    int                 // that is set aside
@@ -47,6 +48,7 @@ type world struct {
 	stuck   error               // of what is to be removed
 	broken  error               // of machines that are to begin
 	were    bool                // what is ready once was
+	lost    bool                // nobody hears of saves, which go on as long as the machine
 }
 
 // AdmitBuild is of Room.
@@ -67,8 +69,9 @@ func (w *world) AdmitBuild(admission.Shape) (done func(), err error) {
 // being is a machine.
 type being struct {
 	lifecycle.Beginning
-	disk []string
-	user string
+	disk   []string
+	user   string
+	saving string // what its disk is being saved as
 }
 
 func newWorld(t *testing.T) (*world, *Builder) {
@@ -159,6 +162,10 @@ func (w *world) SaveDisk(ctx context.Context, id, snapshot, _ string) (int64, er
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
+	if w.lost {
+		w.of(id).saving = snapshot
+		return 0, errdefs.ErrUnavailable.WithMessage("containerd has gone")
+	}
 	w.kept[snapshot] = slices.Clone(w.of(id).disk)
 	return 1 << 20, nil
 }
@@ -183,11 +190,25 @@ func (w *world) Kill(_ context.Context, id string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for addr, m := range w.beings {
-		if m.ID == id {
-			delete(w.beings, addr)
+		if m.ID != id {
+			continue
+		}
+		delete(w.beings, addr)
+		if m.saving != "" {
+			w.kept[m.saving] = m.disk
 		}
 	}
 	return nil
+}
+
+func (w *world) All(context.Context) (map[string]lifecycle.Seen, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := map[string]lifecycle.Seen{}
+	for _, m := range w.beings {
+		all[m.ID] = lifecycle.Seen{State: lifecycle.Runs}
+	}
+	return all, nil
 }
 
 func (w *world) Log(context.Context, string, lifecycle.LogQuery) ([]lifecycle.LogEntry, error) {
@@ -220,6 +241,11 @@ func (w *world) knows(m *being, user string) bool {
 	return user == "root" || w.shells && user == "user" || slices.Contains(m.disk, "complete "+user) || slices.Contains(m.disk, "useradd "+user)
 }
 
+// hasBash tells whether bash has been brought to a machine's disk.
+func (w *world) hasBash(m *being) bool {
+	return !w.bare && slices.Contains(m.disk, "complete user") || slices.Contains(m.disk, "sh: install bash")
+}
+
 func (w *world) Version(context.Context, netip.Addr) (string, error) { return "0.6.13", nil }
 
 func (w *world) Do(ctx context.Context, addr netip.Addr, c guests.Command, each func(string, bool)) error {
@@ -231,6 +257,9 @@ func (w *world) Do(ctx context.Context, addr netip.Addr, c guests.Command, each 
 		return errdefs.ErrUnauthenticated.WithMessage("there is no user " + c.User)
 	}
 	did := c.Args[len(c.Args)-1]
+	if c.Program == sh {
+		did = "sh: " + did
+	}
 	switch {
 	case c.Program == sandbox.Envd && c.Args[0] == "complete":
 		did = "complete " + c.Args[2]
@@ -268,7 +297,7 @@ func (w *world) Stat(_ context.Context, addr netip.Addr, user, path string) erro
 	switch {
 	case !w.knows(m, user):
 		return errdefs.ErrUnauthenticated.WithMessage("there is no user " + user)
-	case path == "/bin/bash" && !w.shells && !slices.Contains(m.disk, "complete "+user):
+	case path == bash && !w.shells && !w.hasBash(m):
 		return errdefs.ErrNotFound.WithMessage("no " + path)
 	case path == "/tmp" && w.noTmp && !slices.Contains(m.disk, "complete user"):
 		return errdefs.ErrNotFound.WithMessage("no " + path)

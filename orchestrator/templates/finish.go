@@ -40,7 +40,7 @@ func (m *making) final(ctx context.Context, snapshot string) (s db.Settings, err
 	at := m.last()
 	var command []string
 	if m.Run != "" {
-		command = shell(m.Run)
+		command = shell(bash, m.Run)
 		m.tell(stepFinal, lifecycle.Info, "start "+cut(m.Run))
 	}
 	step := stepFinal
@@ -52,6 +52,9 @@ func (m *making) final(ctx context.Context, snapshot string) (s db.Settings, err
 		if err = m.completed(ctx, v); err == nil && m.disk != "" && m.Run != "" {
 			return s, errBeginAgain
 		}
+	}
+	if err == nil {
+		err = m.needBash(ctx, v)
 	}
 	if err != nil {
 		return s, failed(step, err)
@@ -150,7 +153,7 @@ exec 4<>"/dev/tcp/$server/53" || { echo "no TCP connection to $server"; exit 1; 
 // prove makes a sandbox of the snapshot and uses it.
 func (m *making) prove(ctx context.Context, snapshot string, s db.Settings) (err error) {
 	began := time.Now()
-	id := "template-" + uuid.NewString()
+	id := machinePrefix + uuid.NewString()
 	var u undo.Stack
 	defer func() { err = errors.Join(err, u.Release()) }()
 	u.Push(m.remover(ctx, id))

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cubesandbox/cube/internal/space"
 	"github.com/cubesandbox/cube/internal/undo"
@@ -71,23 +73,21 @@ func (b *Builder) layer(ctx context.Context, team, sum string) (snapshot string,
 	return l.Snapshot, release, b.Layers.UseLayer(ctx, l.Snapshot)
 }
 
-// addLayer holds a layer that save has made, by the name that it is given; save tells how many bytes it has that others haven't.
+// addLayer holds a layer that save has made, by the name that it is given; save tells how many bytes it has that others haven't. After an
+// error, too, release is to be called, and only when whatever saves it is gone: a machine may go on with that when nobody hears of it
+// any more.
 func (b *Builder) addLayer(ctx context.Context, team, sum string, save func(name string) (bytes int64, err error)) (snapshot string, release func() error, err error) {
 	name := "layer-" + uuid.NewString()
 	letGo, _ := b.hold(name)
-	var u undo.Stack
-	defer u.Run(&err)
-	u.Push(letGo)
 	if err := b.Layers.BeginLayer(ctx, db.Layer{Snapshot: name, Team: team, Sum: sum}); err != nil {
-		return "", nil, err
+		return "", letGo, err
 	}
-	u.Push(func() error { return b.removeLayer(ctx, name) })
 	bytes, err := save(name)
-	if err != nil {
-		return "", nil, err
+	if err == nil {
+		err = b.Layers.FinishLayer(ctx, name, bytes)
 	}
-	if err := b.Layers.FinishLayer(ctx, name, bytes); err != nil {
-		return "", nil, err
+	if err != nil {
+		return "", func() error { return errors.Join(b.removeLayer(ctx, name), letGo()) }, err
 	}
 	return name, func() error {
 		err := letGo()
@@ -180,14 +180,31 @@ func (b *Builder) storeAbove(percent int) bool {
 	return err == nil && r.Above(percent)
 }
 
-// Open puts in order what the builder of before has left: layers that are half made are removed. No build may be under way.
+// Open puts in order what the builder of before has left: its machines are removed and then, as none can be saved any more, layers that
+// are half made. No build may be under way, and builds' snapshots that no template has are removed only afterwards.
 func (b *Builder) Open(ctx context.Context) error {
+	errs := []error{b.removeMachines(ctx)}
 	all, err := b.Layers.Layers(ctx)
-	errs := []error{err}
+	errs = append(errs, err)
 	for _, l := range all {
 		if !l.Ready {
 			errs = append(errs, b.removeLayer(ctx, l.Snapshot))
 		}
 	}
 	return errors.Join(append(errs, b.Trim(ctx))...)
+}
+
+// removeMachines removes all that builds have begun.
+func (b *Builder) removeMachines(ctx context.Context) error {
+	all, err := b.Machines.All(ctx)
+	if err != nil {
+		return fmt.Errorf("look for the machines of builds of before: %w", err)
+	}
+	var removed errgroup.Group
+	for id := range all {
+		if strings.HasPrefix(id, machinePrefix) {
+			removed.Go(b.remover(ctx, id))
+		}
+	}
+	return removed.Wait()
 }

@@ -6,8 +6,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/cubesandbox/cube/internal/config"
 	"github.com/cubesandbox/cube/orchestrator/db"
+	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
 
 // layers are the disks that are kept, those first that were not used for longest.
@@ -73,9 +76,26 @@ func TestCacheGone(t *testing.T) {
 	}
 }
 
-// TestOpen: what a builder that was killed has left half made is removed, and a team's can be.
+// TestLost: a layer of which it wasn't heard that it was saved is removed, also if the machine goes on with that.
+func TestLost(t *testing.T) {
+	w, b := newWorld(t)
+	w.lost = true
+	if _, err := b.Make(within(t), Recipe{Team: team, Image: "debian", CPUs: 1, MemoryMB: 512, Steps: runs("a")}, nil, (&told{}).tell, "one"); !errdefs.IsUnavailable(err) {
+		t.Error(err)
+	}
+	if got := b.layers(t); len(got) != 0 || len(w.kept) != 0 || w.left() != 0 {
+		t.Errorf("left: %q, %q, and %d machines", got, w.kept, w.left())
+	}
+}
+
+// TestOpen: what a builder that was killed has left half made is removed with its machine, which may have gone on with it, and a team's
+// can be.
 func TestOpen(t *testing.T) {
 	w, b := newWorld(t)
+	for _, id := range []string{machinePrefix + "1", "sandbox"} {
+		addr := w.add(&being{Beginning: lifecycle.Beginning{ID: id}})
+		w.at(addr).saving = map[bool]string{true: "half"}[id != "sandbox"]
+	}
 	for _, l := range []db.Layer{{Snapshot: "half", Team: team, Sum: "1"}, {Snapshot: "whole", Team: team, Sum: "2"}, {Snapshot: "theirs", Team: "others", Sum: "2"}} {
 		must(t, b.Layers.BeginLayer(t.Context(), l))
 		w.kept[l.Snapshot] = []string{}
@@ -83,6 +103,9 @@ func TestOpen(t *testing.T) {
 	must(t, b.Layers.FinishLayer(t.Context(), "whole", 1))
 	must(t, b.Layers.FinishLayer(t.Context(), "theirs", 1))
 	must(t, b.Open(t.Context()))
+	if w.left() != 1 || w.of("sandbox") == nil {
+		t.Errorf("%d machines are left", w.left())
+	}
 	if got := b.layers(t); len(got) != 2 || len(w.kept) != 2 || w.kept["half"] != nil {
 		t.Errorf("left: %q, %q", got, w.kept)
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/cubesandbox/cube/internal/undo"
-	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 )
 
@@ -45,7 +44,7 @@ func (b *Builder) Make(ctx context.Context, r Recipe, files Files, tell Report, 
 	m := &making{Builder: b, plan: p, files: files, tell: tell, disk: p.Disk, whole: p.Disk != ""}
 	defer func() { err = errors.Join(err, m.undo.Release()) }()
 	// One machine after the other: the next one isn't made before the one before it is gone.
-	done, err := b.Room.AdmitBuild(admission.Shape{VCPUs: p.CPUs, MemoryMB: p.MemoryMB, DiskMB: p.DiskMB})
+	done, err := m.admit(ctx, m.DiskMB)
 	if err != nil {
 		return Made{}, err
 	}
@@ -65,6 +64,9 @@ func (b *Builder) Make(ctx context.Context, r Recipe, files Files, tell Report, 
 	return made, nil
 }
 
+// machinePrefix is what machines are called by that aren't sandboxes', before a random word.
+const machinePrefix = "template-"
+
 // machine is one that the template is made with.
 type machine struct {
 	id        string
@@ -76,7 +78,7 @@ type machine struct {
 
 // begin starts a machine with the disk that there is. u removes it; command is what envd runs beside itself.
 func (m *making) begin(ctx context.Context, u *undo.Stack, at place, command ...string) (_ *machine, err error) {
-	v := &machine{id: "template-" + uuid.NewString()}
+	v := &machine{id: machinePrefix + uuid.NewString()}
 	v.remove = m.remover(ctx, v.id)
 	u.Push(v.remove)
 	env := maps.Clone(m.Env)
@@ -172,10 +174,10 @@ func (m *making) take(ctx context.Context, sum string) (bool, error) {
 // keep has the disk of a machine be the one that comes next, and keeps it for others.
 func (m *making) keep(ctx context.Context, v *machine, sum string) error {
 	name, release, err := m.addLayer(ctx, m.Team, sum, func(name string) (int64, error) { return m.Machines.SaveDisk(ctx, v.id, name, m.disk) })
+	m.undo.Push(release)
 	if err != nil {
 		return err
 	}
-	m.undo.Push(release)
 	m.disk = name
 	return nil
 }

@@ -218,6 +218,28 @@ func TestCompletes(t *testing.T) {
 	}
 }
 
+// TestNoBash: an image without bash has its steps done by sh until one of them has installed it; if none does, it is refused.
+func TestNoBash(t *testing.T) {
+	w, b := newWorld(t)
+	w.shells, w.bare = false, true
+	r := Recipe{Team: team, Image: "alpine", CPUs: 1, MemoryMB: 512, Steps: []Step{{Type: Run, Args: []string{"install bash", "root"}}, {Type: Run, Args: []string{"more"}}}}
+	_, err := b.Make(within(t), r, nil, (&told{}).tell, "one")
+	must(t, err)
+	if want := []string{"docker.io/alpine", "complete user", "sh: install bash", "more"}; !slices.Equal(w.kept["one"], want) {
+		t.Errorf("the disk is %q", w.kept["one"])
+	}
+	for i, steps := range [][]Step{nil, {{Type: Run, Args: []string{"something else"}}}} {
+		r.Steps = steps
+		var f *Failure
+		if _, err := b.Make(within(t), r, nil, (&told{}).tell, "two"); !errors.As(err, &f) || !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "there is no /bin/bash") {
+			t.Errorf("%d: %v", i, err)
+		}
+		if w.left() != 0 || w.kept["two"] != nil {
+			t.Errorf("%d machines are left, and the snapshot %q", w.left(), w.kept["two"])
+		}
+	}
+}
+
 // TestOnTemplate: a template of another one has its disk, user, directory, variables and commands, where it says nothing else.
 func TestOnTemplate(t *testing.T) {
 	w, b := newWorld(t)

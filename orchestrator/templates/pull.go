@@ -13,7 +13,6 @@ import (
 
 	"github.com/cubesandbox/cube/internal/space"
 	"github.com/cubesandbox/cube/internal/undo"
-	"github.com/cubesandbox/cube/orchestrator/admission"
 	"github.com/cubesandbox/cube/orchestrator/db"
 	"github.com/cubesandbox/cube/orchestrator/lifecycle"
 	"github.com/cubesandbox/cube/orchestrator/registry"
@@ -134,7 +133,7 @@ func (p *pulling) settings(ctx context.Context) (db.Settings, error) {
 	}
 	var command []string
 	if s.Run != "" {
-		command = shell(s.Run)
+		command = shell(bash, s.Run)
 	}
 	var err error
 	s.Container, err = p.Store.Blueprint(ctx, lifecycle.Beginning{
@@ -157,7 +156,7 @@ func (p *pulling) whole(ctx context.Context, snapshot string) (_ Made, err error
 	var u undo.Stack
 	defer u.Run(&err)
 	u.Push(func() error { return m.forget(ctx, snapshot) })
-	done, err := p.Room.AdmitBuild(admission.Shape{VCPUs: p.CPUs, MemoryMB: p.MemoryMB, DiskMB: p.artefact.Machine.DiskMB()})
+	done, err := m.admit(ctx, p.artefact.Machine.DiskMB())
 	if err != nil {
 		return Made{}, err
 	}
@@ -181,6 +180,9 @@ func (p *pulling) anew(ctx context.Context, snapshot string) (_ Made, err error)
 			disks := p.artefact.Machine.Snapshot.WithoutMemory()
 			return registry.Bytes(&disks), p.Store.Import(ctx, name, p.artefact.Machine, false, p.fill(ctx))
 		})
+		if err != nil {
+			err = errors.Join(err, release())
+		}
 	}
 	if err != nil {
 		return Made{}, err

@@ -19,8 +19,29 @@ const (
 	maxShown = 300
 )
 
-// shell is what runs a command line, as E2B's SDKs have it.
-func shell(command string) []string { return []string{"/bin/bash", "-l", "-c", command} }
+// bash is what runs command lines, as E2B's SDKs have it, and sh what can bring it.
+const bash, sh = "/bin/bash", "/bin/sh"
+
+// shell is a command line as a process of a shell.
+func shell(program, command string) []string { return []string{program, "-l", "-c", command} }
+
+// shell has a step's command line be one of bash, or of what there is before a step has installed that.
+func (m *making) shell(ctx context.Context, v *machine, command string) ([]string, error) {
+	err := m.Guests.Stat(ctx, v.addr, "root", bash)
+	if errdefs.IsNotFound(err) {
+		return shell(sh, command), nil
+	}
+	return shell(bash, command), err
+}
+
+// needBash sees that E2B's SDKs can run commands.
+func (m *making) needBash(ctx context.Context, v *machine) error {
+	err := m.Guests.Stat(ctx, v.addr, "root", bash)
+	if errdefs.IsNotFound(err) {
+		return errdefs.ErrFailedPrecondition.WithMessage("there is no " + bash + ", by which E2B's SDKs run commands: put it into the image, or install it by a step, for example RUN apk add bash, as root, with one of Alpine's")
+	}
+	return err
+}
 
 // String is the step as a Dockerfile has it, or its beginning.
 func (s Step) String() string {
@@ -47,7 +68,10 @@ func (m *making) do(ctx context.Context, v *machine, s stage) error {
 		if len(s.Args) > 1 && s.Args[1] != "" {
 			user = s.Args[1]
 		}
-		args := shell(s.Args[0])
+		args, err := m.shell(ctx, v, s.Args[0])
+		if err != nil {
+			return failed(s.Number, err)
+		}
 		return m.command(ctx, v, s.Number, s.Args[0], guests.Command{Program: args[0], Args: args[1:], User: user, Dir: s.Before.Workdir, Env: s.Before.Env})
 	case Copy:
 		return m.copy(ctx, v, s)
@@ -107,7 +131,7 @@ func (m *making) completed(ctx context.Context, v *machine) error {
 	}
 	m.whole = true
 	user := m.First.User
-	err := m.Guests.Stat(ctx, v.addr, user, shell("")[0])
+	err := m.Guests.Stat(ctx, v.addr, user, bash)
 	if err == nil {
 		err = m.Guests.Stat(ctx, v.addr, "root", "/tmp")
 	}

@@ -41,6 +41,7 @@ type Machines interface {
 	Has(ctx context.Context, snapshot string) (bool, error)
 	Forget(ctx context.Context, snapshot string) error
 	Kill(ctx context.Context, id string) error
+	All(ctx context.Context) (map[string]lifecycle.Seen, error)
 	Log(ctx context.Context, id string, q lifecycle.LogQuery) ([]lifecycle.LogEntry, error)
 }
 
@@ -69,7 +70,8 @@ type Guests interface {
 
 // Room is what there is of the host: a lifecycle.Engine.
 type Room interface {
-	// AdmitBuild sets aside what a machine takes, until done. What there isn't enough of is errdefs.ErrUnavailable.
+	// AdmitBuild sets aside what a machine takes, until done. What there isn't enough of now is an *admission.Refusal, what the host
+	// never has errdefs.ErrFailedPrecondition.
 	AdmitBuild(s admission.Shape) (done func(), err error)
 }
 

@@ -53,7 +53,7 @@ func (d Disk) has(program string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// bash has /bin/bash be a bash that is elsewhere.
+// bash has /bin/bash be a bash that is elsewhere. Where there is none, a shell has to be there by which steps can bring one.
 func (d Disk) bash() error {
 	const at = "/bin/bash"
 	if d.has(at) {
@@ -69,7 +69,11 @@ func (d Disk) bash() error {
 		d.say("%s is %s", at, other)
 		return nil
 	}
-	return errdefs.ErrFailedPrecondition.WithMessage("the image has no bash, by which E2B's SDKs run commands: put it into the image, for example with `RUN apk add bash` in the Dockerfile of one of Alpine's")
+	if !d.has("/bin/sh") {
+		return errdefs.ErrFailedPrecondition.WithMessage("the image has no shell, neither /bin/bash, by which E2B's SDKs run commands, nor /bin/sh, by which a step could install it: put bash into the image")
+	}
+	d.say("the image has no bash: steps are done by /bin/sh until one of them has installed it")
+	return nil
 }
 
 // tmp is where everybody may write.

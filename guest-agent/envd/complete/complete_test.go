@@ -81,16 +81,22 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// TestBash: a bash that is elsewhere is found; without one the image is refused, with what it has to have, and nothing is changed.
+// TestBash: a bash that is elsewhere is found; without one there has to be a shell that can bring it, or the image is refused, with what
+// it has to have, and nothing is changed.
 func TestBash(t *testing.T) {
 	d, _ := disk(t, map[string]string{"/usr/local/bin/bash": "#!", "/bin/sh": "#!", "/etc/passwd": "user:x:1:1::/:\n"})
 	must(t, d.Complete("user"))
 	if to, err := os.Readlink(d.path("/bin/bash")); err != nil || to != "/usr/local/bin/bash" {
 		t.Errorf("bash is %q, %v", to, err)
 	}
-	d, _ = disk(t, map[string]string{"/bin/sh": "#!", "/etc/passwd": "root:x:0:0::/:\n"})
-	if err := d.Complete("user"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "the image has no bash") {
-		t.Errorf("without bash: %v", err)
+	d, out := disk(t, map[string]string{"/bin/sh": "#!", "/etc/passwd": "user:x:1:1::/:\n"})
+	must(t, d.Complete("user"))
+	if !strings.Contains(out.String(), "steps are done by /bin/sh") {
+		t.Errorf("without bash it says %q", out)
+	}
+	d, _ = disk(t, map[string]string{"/etc/passwd": "root:x:0:0::/:\n"})
+	if err := d.Complete("user"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "the image has no shell") {
+		t.Errorf("without a shell: %v", err)
 	}
 	if got := d.read(t, "/etc/passwd"); got != "root:x:0:0::/:\n" {
 		t.Errorf("passwd is %q", got)
