@@ -31,7 +31,7 @@ func (c *Client) lease(ctx context.Context) (leased context.Context, done func()
 	}, nil
 }
 
-// DropLeases removes the leases of processes before this one, which has none yet.
+// DropLeases removes the leases of processes before this one, which has none yet, and has what they kept be gone.
 func (c *Client) DropLeases(ctx context.Context) error {
 	ctx = c.context(ctx)
 	all, err := c.ctrd.LeasesService().List(ctx, fmt.Sprintf("labels.%q==true", leaseLabel))
@@ -39,8 +39,12 @@ func (c *Client) DropLeases(ctx context.Context) error {
 		return fmt.Errorf("list leases: %w", err)
 	}
 	var errs []error
-	for _, l := range all {
-		if err := c.ctrd.LeasesService().Delete(ctx, l); err != nil && !errdefs.IsNotFound(err) {
+	for i, l := range all {
+		var how []leases.DeleteOpt
+		if i == len(all)-1 {
+			how = append(how, leases.SynchronousDelete)
+		}
+		if err := c.ctrd.LeasesService().Delete(ctx, l, how...); err != nil && !errdefs.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("remove lease %s: %w", l.ID, err))
 		}
 	}
