@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -123,6 +124,12 @@ func (k *kitchen) says(name string, made templates.Made, want [][2]string) {
 // long has the tests take their time.
 var long = os.Getenv("CUBE_TEST_LONG") != ""
 
+const (
+	// leaves leaves a process that holds the step's output in a session of its own, and gone fails as long as there is one.
+	leaves = "setsid sleep 9876 & true"
+	gone   = "! grep -als '98[7]6' /proc/[0-9]*/cmdline"
+)
+
 // TestRecipe: steps of every kind, in the image's and in another template's disk, from the cache, and those that fail. The long form
 // makes one from the cache as a whole, one that is never ready, and one with a larger disk.
 func TestRecipe(t *testing.T) {
@@ -135,10 +142,11 @@ func TestRecipe(t *testing.T) {
 		Run: "echo $NEW > ~/started; exec sleep 4321", Ready: "[ -e ~/started ]",
 		Steps: []templates.Step{
 			{Type: templates.Env, Args: []string{"NEW", "of the ${ODD}"}},
-			{Type: templates.Run, Args: []string{`echo "$NEW as $USER in $PWD" | tee /made; id -un user >&2; cp /bin/true /own; chown 12:34 /own; chmod 4711 /own`, "root"}},
+			{Type: templates.Run, Args: []string{`echo "$NEW as $USER in $PWD" | tee /made; id -un user >&2; cp /bin/true /own; chown 12:34 /own; chmod 4711 /own; ` + leaves, "root"}},
 			{Type: templates.Workdir, Args: []string{"app"}},
 			{Type: templates.Copy, Args: []string{"src", "bin/", "root:12", ""}, Files: sum},
 			{Type: templates.User, Args: []string{"root"}},
+			{Type: templates.Run, Args: []string{gone}},
 		},
 	}
 	made, err := k.make(r, "first")
@@ -151,16 +159,20 @@ func TestRecipe(t *testing.T) {
 		{"cat /made ~/started", "of the image as root in /home/user\nof the image"},
 		{`for p in /proc/[0-9]*; do [ "$(tr '\0' ' ' <$p/cmdline)" != 'sleep 4321 ' ] || echo runs; done; stat -c '%u:%g %a' /own`, "runs\n12:34 4711"},
 		{"stat -c '%u:%g %a %s' ~user/app/bin/run.sh; readlink ~user/app/bin/link; stat -c %U ~user/app", "0:12 755 3145728\nrun.sh\nuser"},
-		{"cd /odd; stat -c '%n %u:%g %a %h' . suid far link hard; cmp far hard", ". 70001:70002 3775 2\nsuid 0:42 6755 1\nfar 4294967000:3000000000 604 2\nlink 7:8 777 1\nhard 4294967000:3000000000 604 2"},
-		{"cd /odd; tar --xattrs -cf - far | grep -ac 'SCHILY.xattr.user.e2b.kept=yes'", "1"},
+		{"cd /odd; stat -c '%n %u:%g %a %h' . suid far link hard; cmp far hard", ". 70001:70002 3775 2\nsuid 12345:42 6755 1\nfar 4294967000:3000000000 604 2\nlink 7:8 777 1\nhard 4294967000:3000000000 604 2"},
+		{"cd /odd; stat -c '%F %t:%T %g %a' null disk fifo; grep -c ' / .*nosuid' /proc/mounts", "character special file 1:3 0 666\nblock special file 7:63 6 660\nfifo 0:0 0 620\n0"},
+		{attributes, hex.EncodeToString([]byte("yes")) + "\n" + hex.EncodeToString([]byte("yes")) + "\n" + hex.EncodeToString([]byte(raw))},
+		{"ls -A /etc/apt; ls -A /etc | grep -Ec '^(debian_version|\\.wh\\.)'", "only\n0"},
 	}
 	k.says("first", made, want)
 
 	bad := r
-	bad.Steps = append(slices.Clone(r.Steps), templates.Step{Type: templates.Run, Args: []string{"seq 30; echo no good >&2; exit 3"}})
+	bad.Steps = append(slices.Clone(r.Steps),
+		templates.Step{Type: templates.Run, Args: []string{"mv /usr/bin/bash /usr/bin/shell"}},
+		templates.Step{Type: templates.Run, Args: []string{`[ "${BASH_VERSION-}" ] || seq 30; echo no good >&2; exit 3`}}) // by sh
 	_, err = k.make(bad, "bad")
 	var f *templates.Failure
-	if !errors.As(err, &f) || f.Step != "6" || f.Err.Error() != "exit status 3" || len(f.Last) != 20 || !slices.Contains(f.Last, "no good") || !k.told("4 CACHED COPY src bin/ root:12") {
+	if !errors.As(err, &f) || f.Step != "8" || f.Err.Error() != "exit status 3" || len(f.Last) != 20 || !slices.Contains(f.Last, "no good") || !k.told("4 CACHED COPY src bin/ root:12") {
 		t.Errorf("a step that fails: %v", err)
 	}
 	larger := made.DiskMB
@@ -182,7 +194,7 @@ func TestRecipe(t *testing.T) {
 
 	again, err := k.make(r, "second")
 	must(t, err)
-	if !k.told("5 CACHED USER root") || again.Inputs != made.Inputs {
+	if !k.told("6 CACHED RUN "+gone) || again.Inputs != made.Inputs {
 		t.Error("it isn't from the cache")
 	}
 	k.says("second", again, want[:2])
@@ -193,4 +205,28 @@ func TestRecipe(t *testing.T) {
 	if !errors.As(err, &f) || f.Step != "finalize" || !strings.Contains(f.Ready, "exit status 7: not yet") || !slices.Contains(f.Last, "I begin") {
 		t.Errorf("what is never ready: %v", err)
 	}
+
+	bare := templates.Recipe{Team: team, Base: base, CPUs: 1, MemoryMB: 256, Steps: []templates.Step{{Type: templates.Run, Args: []string{"mv /usr/bin/bash /usr/bin/shell", "root"}}}}
+	if _, err = k.make(bare, "bare"); !errors.As(err, &f) || f.Step != "finalize" || !strings.Contains(err.Error(), "there is no /bin/bash") {
+		t.Errorf("without bash: %v", err)
+	}
+	bare.Steps = append(bare.Steps, templates.Step{Type: templates.Run, Args: []string{"mv /usr/bin/shell /usr/bin/bash", "root"}})
+	dressed, err := k.make(bare, "dressed")
+	must(t, err)
+	k.says("dressed", dressed, [][2]string{{"echo here", "here"}})
+}
+
+// large is an image with a GiB.
+const large = "cube.local/large:1"
+
+// TestLargeImage: what is large arrives as it is.
+func TestLargeImage(t *testing.T) {
+	if os.Getenv(inside) == "" {
+		t.Skip("SKIPPED: TestLarge runs it")
+	}
+	k := newKitchen(t)
+	made, err := k.make(templates.Recipe{Team: team, Image: large, CPUs: 1, MemoryMB: 256, Steps: []templates.Step{{Type: templates.Run, Args: []string{"cp /big/7 /big/copy", "root"}}}}, "large")
+	must(t, err)
+	sum := os.Getenv("CUBE_TEST_SUM")
+	k.says("large", made, [][2]string{{"ls /big | wc -l; stat -c %s /big/* | sort -u; sha256sum /big/7 /big/copy", "9\n134217728\n" + sum + "  /big/7\n" + sum + "  /big/copy"}})
 }
