@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -21,6 +22,10 @@ const still = 10 * time.Second
 
 // bursts measures how long it takes until sandboxes can all be used that are asked for at once, before the pool has any for them, and
 // when it has all of them.
+func bursts(ctx context.Context, root string) error {
+	return onStack(ctx, root, (*user).bursts, fmt.Sprintf("[pool]\nmax_memory = \"%dMiB\"\nmax_per_template = %d", 512*crowd, crowd))
+}
+
 func (u *user) bursts() error {
 	d, err := db.Open(u.ctx, u.Config.DatabaseFile())
 	if err != nil {

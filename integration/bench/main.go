@@ -10,7 +10,8 @@
 //	snapshots  on a stack of its own: saves by what was written, restores, clones, rollback, pause and resume, what idle
 //	           clones take, large guests; beside what the reference says of itself
 //	e2b        on a stack of its own: creates by E2B's API, many at once; commands and files by the proxy and directly
-//	pool       on stacks of their own: creates with and without the warm pool in turns, 50 at once, creates in a row
+//	pool       on stacks of their own: creates with and without the warm pool in turns, and in a row
+//	burst      on a stack of its own: 50 creates at once, without and with as many machines in the warm pool
 //	templates  on a stack of its own: a template's build by phase, with and without what was done before
 package main
 
@@ -52,6 +53,7 @@ func parts(root string, n, idle, clones int) []part {
 		{"snapshots", func() error { return snapshots(root, n, clones) }},
 		{"e2b", untilInterrupted(func(ctx context.Context) error { return sandboxes(ctx, root, n) })},
 		{"pool", untilInterrupted(func(ctx context.Context) error { return pools(ctx, root, n) })},
+		{"burst", untilInterrupted(func(ctx context.Context) error { return bursts(ctx, root) })},
 		{"templates", untilInterrupted(func(ctx context.Context) error { return templates(ctx, root, n) })},
 	}
 }

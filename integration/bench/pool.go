@@ -13,20 +13,16 @@ import (
 	"github.com/cubesandbox/cube/orchestrator/db"
 )
 
-// held is how many machines the warm pool holds, where it isn't bursts that are measured.
+// held is how many machines the warm pool holds.
 const held = 4
 
 // pools measures creates with and without the warm pool: on two stacks that are there at the same time, in turns, so that what else
 // the host does is the same for both.
 func pools(ctx context.Context, root string, n int) error {
 	pooled := fmt.Sprintf("[pool]\nmax_memory = \"2GiB\"\nmax_per_template = %d", held)
-	err := onStack(ctx, root, func(without *user) error {
+	return onStack(ctx, root, func(without *user) error {
 		return onStack(ctx, root, func(with *user) error { return contrast(with, without, n) }, pooled)
 	})
-	if err != nil {
-		return err
-	}
-	return onStack(ctx, root, (*user).bursts, fmt.Sprintf("[pool]\nmax_memory = \"%dMiB\"\nmax_per_template = %d", 512*crowd, crowd))
 }
 
 // side is one of the two.
