@@ -189,11 +189,19 @@ func digest(values ...any) string {
 
 // onBuild begins with another template's disk.
 func onBuild(b *db.Build) (foundation, error) {
-	var c sandbox.Blueprint
-	if err := json.Unmarshal(b.Settings.Container, &c); err != nil || c.Spec == nil || c.Spec.Process == nil {
-		return foundation{}, fmt.Errorf("what is known of the container of build %s is damaged: %w", b.ID, errors.Join(err, errdefs.ErrDataLoss))
+	c, err := containerOf(b)
+	if err != nil {
+		return foundation{}, err
 	}
 	return foundation{Name: c.Image, Disk: b.Snapshot, Env: variables(c.Spec.Process.Env)}, nil
+}
+
+// containerOf is what containers of a build have.
+func containerOf(b *db.Build) (c sandbox.Blueprint, err error) {
+	if err := json.Unmarshal(b.Settings.Container, &c); err != nil || c.Spec == nil || c.Spec.Process == nil {
+		return c, fmt.Errorf("what is known of the container of build %s is damaged: %w", b.ID, errors.Join(err, errdefs.ErrDataLoss))
+	}
+	return c, nil
 }
 
 // onImage begins with an image.

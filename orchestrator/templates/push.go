@@ -2,9 +2,7 @@ package templates
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -45,9 +43,9 @@ func describe(of db.Build) (c registry.Config, err error) {
 	if of.Settings.Image != "" {
 		return c, errdefs.ErrFailedPrecondition.WithMessage("it is of image " + of.Settings.Image + " as it is: nothing has been saved of it that could be pushed")
 	}
-	var container sandbox.Blueprint
-	if err := json.Unmarshal(of.Settings.Container, &container); err != nil || container.Spec == nil || container.Spec.Process == nil {
-		return c, fmt.Errorf("what is known of the container of build %s is damaged: %w", of.ID, errors.Join(err, errdefs.ErrDataLoss))
+	container, err := containerOf(&of)
+	if err != nil {
+		return c, err
 	}
 	t := registry.Template{Settings: of.Settings, ImageName: container.Image, Env: container.Spec.Process.Env, CPUs: of.CPUs, MemoryMB: of.MemoryMB}
 	if t.ImageName == sandbox.Blank {
