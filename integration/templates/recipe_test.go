@@ -69,7 +69,9 @@ func newKitchen(t *testing.T) *kitchen {
 }
 
 // AdmitBuild has room for everything.
-func (k *kitchen) AdmitBuild(admission.Shape) (done func(), err error) { return func() {}, nil }
+func (k *kitchen) AdmitBuild(context.Context, admission.Shape) (done func(), err error) {
+	return func() {}, nil
+}
 
 // Open has the files of the one COPY that there is.
 func (k *kitchen) Open(context.Context, string, string) (io.ReadCloser, error) {

@@ -168,8 +168,7 @@ func (l *Ledger) team(name string) *tally {
 }
 
 // Reserve sets aside what a sandbox is going to have, unless its team or the host has not enough of it: a *Refusal then. What it has
-// already is the sandbox's own. create: it is one of the creates of
-// which its team may have so many in a minute.
+// already is the sandbox's own. create: it is one of the creates of which its team may have so many in a minute.
 //
 // Each is to be followed by a Release.
 func (l *Ledger) Reserve(id string, e Entry, h Reading, create bool) error {

@@ -131,7 +131,7 @@ func TestReserve(t *testing.T) {
 		t.Errorf("with 200 MiB left there is room for %d, short is %s", n, short)
 	}
 	h.Pressure = Pressure{Memory: 20, Known: true}
-	if n, short := NewLedger(policy(), &config.Limits{}).Room("blue", Shape{1, 128, 1, ""}, h, 8<<30); n != 0 || short != ReasonMemoryPressure {
+	if n, short := NewLedger(policy(), &config.Limits{}).Room("blue", Shape{1, 128, 1, ""}, h, 8<<30); n != 0 || short != pressurePrefix+"memory" {
 		t.Errorf("a host that is hard pressed has room for %d, short is %s", n, short)
 	}
 	h.Pressure = Pressure{}

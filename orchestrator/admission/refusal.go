@@ -14,6 +14,8 @@ type Refusal struct {
 	Reason string
 	// Team: it is the team's share.
 	Team bool
+	// Spared: there would be room without what is kept ready.
+	Spared bool
 	// After is when it may be otherwise, 0 if nobody knows.
 	After   time.Duration
 	message string
@@ -38,8 +40,6 @@ const (
 	ReasonMachine   = "machine" // whoever makes it has said so
 	pressurePrefix  = "pressure_"
 	teamPrefix      = "team_"
-
-	ReasonMemoryPressure = pressurePrefix + "memory"
 )
 
 // hostAfter is when a host that is full, or hard pressed, is worth another try: its averages of pressure are of ten seconds.

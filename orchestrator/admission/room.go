@@ -16,6 +16,17 @@ func (l *Ledger) fits(was, is Amount, h Reading) error {
 	}
 	all := Capacity(l.policy, h)
 	left := all.minus(l.reserved)
+	no := lack(more, left, all, h)
+	if no == nil {
+		return nil
+	}
+	h.DiskFree += l.spare.Disk
+	no.Spared = lack(more, left.plus(l.spare), all, h) == nil
+	return no
+}
+
+// lack says what is left too little of, nil for nothing.
+func lack(more, left, all Amount, h Reading) *Refusal {
 	switch {
 	case more.MilliCPU > 0 && more.MilliCPU > left.MilliCPU:
 		return Short(ReasonCPU, hostAfter, "the host has %s of its %s CPUs left for sandboxes and this one needs %s: kill or pause one", cpus(left.MilliCPU), cpus(all.MilliCPU), cpus(more.MilliCPU))

@@ -78,15 +78,7 @@ func (e *Engine) makingRoom(ctx context.Context, do func() error) error {
 		if !errors.As(err, &r) {
 			return err
 		}
-		switch r.Reason {
-		case admission.ReasonCPU, admission.ReasonMemory, admission.ReasonDisk, admission.ReasonAvailable:
-			if !e.giveBack(ctx) {
-				return err
-			}
-		case admission.ReasonMemoryPressure:
-			e.drain() // which shows only later
-			return err
-		default:
+		if !r.Spared || !e.giveBack(ctx) {
 			return err
 		}
 	}
@@ -122,6 +114,7 @@ func (e *Engine) turn(ctx context.Context, s admission.Shape) (release func(), e
 	})
 	if err != nil {
 		<-e.starts
+		e.pool.poke() // which may have waited for whoever waits here
 	}
 	return release, err
 }
@@ -161,7 +154,9 @@ func (e *Engine) beginStart(ctx context.Context, s admission.Shape) (release fun
 	}
 	e.mu.Unlock()
 	if !fits {
-		return nil, admission.Short(admission.ReasonAvailable, 10*time.Second, "the host has %d MiB of memory left that nobody uses, and this sandbox needs %d MiB: kill or pause one", max(left, 0)>>20, need>>20)
+		no := admission.Short(admission.ReasonAvailable, 10*time.Second, "the host has %d MiB of memory left that nobody uses, and this sandbox needs %d MiB: kill or pause one", max(left, 0)>>20, need>>20)
+		no.Spared = need <= left+e.pool.memory()
+		return nil, no
 	}
 	return func() {
 		e.mu.Lock()
@@ -202,7 +197,7 @@ func (e *Engine) left(ctx context.Context, reading admission.Reading) int64 {
 
 // AdmitBuild sets aside what a machine of that shape takes by which a template is built, until done, which can be called more than
 // once. What there isn't enough of now is an *admission.Refusal, what the host never has errdefs.ErrFailedPrecondition.
-func (e *Engine) AdmitBuild(s admission.Shape) (done func(), err error) {
+func (e *Engine) AdmitBuild(ctx context.Context, s admission.Shape) (done func(), err error) {
 	reading, err := e.Host.Read()
 	if err != nil {
 		return nil, err
@@ -211,7 +206,7 @@ func (e *Engine) AdmitBuild(s admission.Shape) (done func(), err error) {
 		return nil, short
 	}
 	id := "build-" + randomID(20)
-	if err := e.reserve(e.life, id, admission.Entry{Shape: s, Machine: true}, false); err != nil {
+	if err := e.reserve(ctx, id, admission.Entry{Shape: s, Machine: true}, false); err != nil {
 		return nil, err
 	}
 	return sync.OnceFunc(func() { e.ledger.Release(id) }), nil

@@ -369,10 +369,10 @@ func TestAdmitBuild(t *testing.T) {
 		s := newStand(t, Options{Host: h, Admission: a})
 		defer s.stop()
 		shape := admission.Shape{VCPUs: 2, MemoryMB: 512, DiskMB: 1024}
-		first, err := s.AdmitBuild(shape)
+		first, err := s.AdmitBuild(t.Context(), shape)
 		must(t, err)
 		s.create(nil)
-		if _, err := s.AdmitBuild(shape); !errdefs.IsUnavailable(err) {
+		if _, err := s.AdmitBuild(t.Context(), shape); !errdefs.IsUnavailable(err) {
 			t.Errorf("without room: %v", err)
 		}
 		first()
@@ -380,11 +380,11 @@ func TestAdmitBuild(t *testing.T) {
 		if got := s.reserved().Memory; got != 96<<20 {
 			t.Errorf("reserved are %d", got)
 		}
-		if _, err := s.AdmitBuild(shape); err != nil {
+		if _, err := s.AdmitBuild(t.Context(), shape); err != nil {
 			t.Errorf("in place of another: %v", err)
 		}
 		shape.MemoryMB <<= 10
-		if _, err := s.AdmitBuild(shape); !errdefs.IsFailedPrecondition(err) {
+		if _, err := s.AdmitBuild(t.Context(), shape); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("more than the host has: %v", err)
 		}
 	})

@@ -77,14 +77,13 @@ func (b *box) set(r *row) {
 	b.changed = make(chan struct{})
 }
 
-// rest waits until the sandbox does nothing, and returns the row, nil for one that is gone. One that is being killed isn't
-// waited for.
-func (b *box) rest(ctx context.Context) (*row, error) {
+// until waits for a row that is so, nil for a sandbox that is gone.
+func (b *box) until(ctx context.Context, so func(*row) bool) (*row, error) {
 	for {
 		b.mu.Lock()
 		r, changed := b.row.Load(), b.changed
 		b.mu.Unlock()
-		if r == nil || !r.State.busy() || r.State == Killing {
+		if so(r) {
 			return r, nil
 		}
 		select {
@@ -95,40 +94,29 @@ func (b *box) rest(ctx context.Context) (*row, error) {
 	}
 }
 
+// rest waits until the sandbox does nothing, and returns the row, nil for one that is gone. One that is being killed isn't
+// waited for.
+func (b *box) rest(ctx context.Context) (*row, error) {
+	return b.until(ctx, func(r *row) bool { return r == nil || !r.State.busy() || r.State == Killing })
+}
+
 // over waits until the sandbox is gone, or is going, and tells whether it is before ctx ends.
 func (b *box) over(ctx context.Context) bool {
-	for {
-		b.mu.Lock()
-		r, changed := b.row.Load(), b.changed
-		b.mu.Unlock()
-		if r == nil || r.State.Shown() == "" {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return false
-		}
-	}
+	_, err := b.until(ctx, (*row).over)
+	return err == nil
 }
+
+// over tells whether the sandbox is gone, or going.
+func (r *row) over() bool { return r == nil || r.State.Shown() == "" }
 
 // gone waits until there is nothing left of the sandbox, for so long at most.
 func (b *box) gone(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, &late{limit})
 	defer cancel()
-	for {
-		b.mu.Lock()
-		r, changed := b.row.Load(), b.changed
-		b.mu.Unlock()
-		if r == nil {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("sandbox %s is being killed: %w", b.id, context.Cause(ctx))
-		}
+	if _, err := b.until(ctx, func(r *row) bool { return r == nil }); err != nil {
+		return fmt.Errorf("sandbox %s is being killed: %w", b.id, err)
 	}
+	return nil
 }
 
 // job is what a state has to have done.

@@ -75,6 +75,7 @@ func (e *Engine) drop(builds []db.Build) (taken map[string]bool, forget func()) 
 		defer e.mu.Unlock()
 		for id := range taken {
 			delete(e.wanted, id)
+			delete(e.promoting, id)
 		}
 	}
 }

@@ -21,6 +21,9 @@ type Output struct {
 	Bytes  []byte
 }
 
+// errElsewhere is of what was under way in a life of a machine that has ended.
+var errElsewhere = errdefs.ErrAborted.WithMessage("the sandbox has been paused, or rolled back, amid the command")
+
 // Exec runs a command line of a sandbox's default user, in its shell, to its end. What it writes is handed to out as it comes, in
 // the order of each of the two. It is given up when ctx, the sandbox or the engine ends; what runs in the sandbox may go on then.
 func (e *Engine) Exec(ctx context.Context, team, id, line string, out func(Output)) (Exit, error) {
@@ -39,8 +42,15 @@ func (e *Engine) Exec(ctx context.Context, team, id, line string, out func(Outpu
 	defer context.AfterFunc(e.life, func() { cancel(errClosing) })()
 	// Nothing answers any more where its machine was, and nobody says so.
 	go func() {
-		if b.over(ctx) && ctx.Err() == nil {
+		now, err := b.until(ctx, func(now *row) bool {
+			return now.over() || now.State == Paused || now.State == Resuming || now.Epoch != r.Epoch
+		})
+		switch {
+		case err != nil:
+		case now.over():
 			cancel(cmp.Or(e.ended(team, id), errKilled))
+		default:
+			cancel(errElsewhere)
 		}
 	}()
 	token, _ := e.tokens(r)

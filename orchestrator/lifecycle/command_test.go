@@ -42,6 +42,18 @@ func TestExec(t *testing.T) {
 		if err := <-ended; !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "its machine has ended") {
 			t.Errorf("of a sandbox that has ended: %v", err)
 		}
+		paused, back := s.create(nil), s.create(nil)
+		ended = hangs(paused.ID)
+		must(t, s.Pause(ctx, team, paused.ID, true))
+		if err := <-ended; !errors.Is(err, errElsewhere) {
+			t.Errorf("of a sandbox that was paused: %v", err)
+		}
+		s.snap(back.ID, "mine")
+		ended = hangs(back.ID)
+		must(t, s.Rollback(ctx, team, back.ID, "mine"))
+		if err := <-ended; !errors.Is(err, errElsewhere) {
+			t.Errorf("of a sandbox that was rolled back: %v", err)
+		}
 		late, cancel := context.WithTimeoutCause(ctx, time.Minute, errFake)
 		defer cancel()
 		if _, err := s.Exec(late, team, sb.ID, "until killed", func(Output) {}); !errors.Is(err, errFake) {

@@ -105,6 +105,11 @@ func TestOfImage(t *testing.T) {
 		if _, err := s.Create(ctx, Create{Team: team, Image: "docker.io/none/x", Timeout: time.Hour}); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "image docker.io/none/x: the registry has none") {
 			t.Errorf("an image that isn't there: %v", err)
 		}
+		must(t, s.killAll(ctx, team))
+		pass(time.Minute)
+		if len(s.promoting) != 0 {
+			t.Errorf("it still knows of builds that are gone: %v", s.promoting)
+		}
 	})
 }
 

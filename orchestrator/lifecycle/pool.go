@@ -19,6 +19,9 @@ type PoolOptions struct {
 	MaxMemory int64
 	// MaxPerTemplate bounds how many there are of one build.
 	MaxPerTemplate int
+	// Pressed returns nil when something on the host has waited for memory in so many percent of the last ten seconds: all members
+	// are removed then. nil: nobody tells.
+	Pressed func(ctx context.Context, percent int) error
 }
 
 // poolTeam is whose machines are that are no team's yet. No team can be called so.
@@ -184,6 +187,16 @@ func (p *pool) ready() (all []*member) {
 		}
 	}
 	return all
+}
+
+// memory is what all members have, in bytes.
+func (p *pool) memory() (sum int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.members {
+		sum += bytesOf(m.build)
+	}
+	return sum
 }
 
 // rest has no member be made for a while.

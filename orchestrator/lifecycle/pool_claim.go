@@ -31,7 +31,7 @@ func (e *Engine) fromPool(ctx context.Context, r *row, m *member) (sb Sandbox, o
 		sb, err = e.claim(ctx, claimed, m)
 		return err
 	})
-	if why := (unfit{}); errors.As(err, &why) {
+	if why := (unfit{}); errors.As(err, &why) && ctx.Err() == nil {
 		e.pool.claims.WithLabelValues("lost").Inc()
 		e.Log.Warn("a machine that was kept for sandboxes is of no use: another one is made", "member", m.id, "error", why.error)
 		return Sandbox{}, false, nil
@@ -54,6 +54,7 @@ func (e *Engine) claim(ctx context.Context, r *row, m *member) (Sandbox, error) 
 	write := func(ctx context.Context, s db.Sandbox) error {
 		err := e.db.ClaimMember(ctx, s)
 		if err != nil {
+			e.pool.put(m)
 			e.evict(m)
 		}
 		if errdefs.IsFailedPrecondition(err) {

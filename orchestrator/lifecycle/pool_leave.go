@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -13,21 +14,24 @@ import (
 // lossRest is how long no member is made after one has ended by itself: whoever ends one may be ending all.
 const lossRest = 10 * time.Second
 
-// evict has a member be removed with all that there is of it. gone is closed when nothing is left.
-func (e *Engine) evict(m *member) (gone <-chan struct{}) {
+// evict has a member be removed with all that there is of it. gone is closed when nothing is left. ok is false for one that a create
+// has taken since whoever calls has seen it: its machine is the sandbox's.
+func (e *Engine) evict(m *member) (gone <-chan struct{}, ok bool) {
 	p := e.pool
 	p.mu.Lock()
 	was := m.state
-	m.state = leaving
-	p.members[m.id] = m // if a claim has taken it
+	if ok = p.members[m.id] == m; ok {
+		m.state = leaving
+	}
 	p.mu.Unlock()
-	switch was {
-	case beingMade:
+	switch {
+	case !ok:
+	case was == beingMade:
 		m.stop() // who makes it removes it
-	case still:
+	case was == still:
 		e.background(func() { e.remove(m) })
 	}
-	return m.gone
+	return m.gone, ok
 }
 
 // remove removes what there is of a member, again and again until that works or the engine's life ends.
@@ -50,10 +54,10 @@ func (e *Engine) remove(m *member) {
 			return
 		}
 	}
+	e.ledger.Drop(m.id) // before: who sees no member finds its room
 	e.pool.mu.Lock()
 	delete(e.pool.members, m.id)
 	e.pool.mu.Unlock()
-	e.ledger.Drop(m.id)
 	close(m.gone)
 	e.pool.poke()
 }
@@ -81,6 +85,9 @@ func (e *Engine) openPool(rows []db.Member, seen map[string]Seen) {
 		e.evict(m)
 	}
 	e.background(e.keepPool)
+	if e.pool.Pressed != nil && e.pool.MaxMemory > 0 && e.Admission.MemoryPressure > 0 {
+		e.background(e.heedPressure)
+	}
 }
 
 // retire removes the members of builds that nobody can ask for any more, and waits for that.
@@ -97,8 +104,11 @@ func (e *Engine) retire(ctx context.Context) error {
 			delete(e.pool.wanted, row.Build.ID)
 		}
 		e.pool.mu.Unlock()
-		if row.Stale && m != nil {
-			going = append(going, e.evict(m))
+		if !row.Stale || m == nil {
+			continue
+		}
+		if gone, ok := e.evict(m); ok {
+			going = append(going, gone)
 		}
 	}
 	return await(ctx, going)
@@ -115,9 +125,14 @@ func await(ctx context.Context, all []<-chan struct{}) error {
 	return nil
 }
 
+// giveBackTimeout bounds how long somebody waits for what a member gives back.
+const giveBackTimeout = 20 * time.Second
+
 // giveBack removes a member to make room for a sandbox, one of the build that is wanted least, and returns when its memory is
-// there. It is false if there is none.
+// there; if all are being removed, that of any of them. It is false if there is none, or that takes too long.
 func (e *Engine) giveBack(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, e.Timeout(giveBackTimeout))
+	defer cancel()
 	p := e.pool
 	now := time.Now()
 	var least *member
@@ -128,7 +143,10 @@ func (e *Engine) giveBack(ctx context.Context) bool {
 		if d := p.wanted[m.build.ID]; d != nil {
 			of = d.level * decay(now.Sub(d.at))
 		}
-		if m.state != leaving && (least == nil || of < level) {
+		if m.state == leaving {
+			of = math.Inf(1)
+		}
+		if least == nil || of < level {
 			least, level = m, of
 		}
 	}
@@ -136,8 +154,25 @@ func (e *Engine) giveBack(ctx context.Context) bool {
 	if least == nil {
 		return false
 	}
-	p.rest(pressureRest)
-	return await(ctx, []<-chan struct{}{e.evict(least)}) == nil
+	p.rest(e.Timeout(pressureRest))
+	gone, ok := e.evict(least)
+	return !ok || await(ctx, []<-chan struct{}{gone}) == nil
+}
+
+// heedPressure has all members be removed whenever memory is under so much pressure that no sandbox is started, until the engine's
+// life ends.
+func (e *Engine) heedPressure() {
+	for {
+		err := e.pool.Pressed(e.life, e.Admission.MemoryPressure)
+		if e.life.Err() != nil {
+			return
+		}
+		if err != nil {
+			e.Log.Warn("machines that are kept for sandboxes stay when memory is under pressure", "error", err)
+			return
+		}
+		e.drain()
+	}
 }
 
 // drain has all members be removed.
@@ -146,7 +181,7 @@ func (e *Engine) drain() {
 	p.mu.Lock()
 	all := slices.Collect(maps.Values(p.members))
 	p.mu.Unlock()
-	p.rest(pressureRest)
+	p.rest(e.Timeout(pressureRest))
 	for _, m := range all {
 		e.evict(m)
 	}

@@ -136,6 +136,15 @@ func (e *Engine) sweep() {
 	}
 }
 
+// sweepBuild sweeps if a build that a sandbox was of is no template's any more: that may have been the last one.
+func (e *Engine) sweepBuild(id string) {
+	ctx, cancel := context.WithTimeout(e.life, e.Timeout(lookTimeout))
+	defer cancel()
+	if b, err := e.db.Build(ctx, id); err == nil && b.Template == "" {
+		e.sweep()
+	}
+}
+
 // sweepNow deletes the snapshots of machines that nobody needs any more, and what there is of those that came to nothing.
 func (e *Engine) sweepNow(ctx context.Context) error {
 	select { // one at a time, so that what is to be deleted is when this returns

@@ -307,3 +307,22 @@ func TestNetwork(t *testing.T) {
 		}
 	})
 }
+
+// TestLastOfBuild: what a template's build before was saved as goes with the last sandbox that is of it.
+func TestLastOfBuild(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, Options{})
+		defer s.stop()
+		sb := s.create(nil)
+		s.build("base")
+		pass(time.Minute)
+		if !s.host.snapshots["base"] {
+			t.Error("it went while a sandbox was of it")
+		}
+		must(t, s.Kill(t.Context(), team, sb.ID))
+		pass(time.Minute)
+		if s.host.snapshots["base"] {
+			t.Error("it stays")
+		}
+	})
+}

@@ -212,6 +212,8 @@ func (e *Engine) conclude(worked context.Context, b *box, j *job, o outcome) err
 		e.work(e.last, b, is)
 	case is.State == gone && is.Reason != "": // maybe amid a save
 		e.background(e.sweep)
+	case is.State == gone:
+		e.background(func() { e.sweepBuild(is.BuildID) })
 	}
 	b.mu.Lock()
 	ended := b.ended

@@ -17,13 +17,18 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// sharedSpace is RFC 6598's, behind carriers' address translation: it is no more public than private networks.
-var sharedSpace = netip.MustParsePrefix("100.64.0.0/10")
+// special are addresses that are nobody's on the Internet, or that lead to others (IANA's registries of special-purpose addresses).
+var special = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("240.0.0.0/4"), // this network, and reserved
+	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("192.0.0.0/24"), // of carriers, of benchmarks, of protocols
+	netip.MustParsePrefix("::/96"), netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"), // have one of IPv4 in them
+	netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32"), netip.MustParsePrefix("fec0::/10"), // 6to4, Teredo, sites
+}
 
 // public tells whether an address may be anybody's, not the host's own, whose interfaces have these, or a network's of its.
 func public(a netip.Addr, own []net.Addr) bool {
 	a = a.Unmap()
-	return a.IsGlobalUnicast() && !a.IsPrivate() && !sharedSpace.Contains(a) && !slices.ContainsFunc(own, func(of net.Addr) bool {
+	return a.IsGlobalUnicast() && !a.IsPrivate() && !slices.ContainsFunc(special, func(p netip.Prefix) bool { return p.Contains(a) }) && !slices.ContainsFunc(own, func(of net.Addr) bool {
 		p, err := netip.ParsePrefix(of.String())
 		return err == nil && p.Addr().Unmap() == a.WithZone("")
 	})

@@ -19,6 +19,7 @@ func TestPublic(t *testing.T) {
 	for address, want := range map[string]bool{
 		"1.1.1.1": true, "2606:4700::1111": true, "127.0.0.1": false, "::1": false, "10.0.0.1": false, "192.168.1.1": false, "169.254.169.254": false,
 		"fe80::1": false, "fd00::1": false, "100.64.0.1": false, "0.0.0.0": false, "::": false, "::ffff:127.0.0.1": false, "::ffff:10.1.1.1": false, "224.0.0.1": false, "255.255.255.255": false,
+		"0.1.2.3": false, "240.0.0.1": false, "198.18.0.1": false, "::127.0.0.1": false, "64:ff9b::7f00:1": false, "64:ff9b:1::a00:1": false, "2002:7f00:1::": false, "fec0::1": false,
 		"9.9.9.9": false, "::ffff:9.9.9.9": false, "9.9.9.10": true, "2620:fe::9": false, "2620:fe::a": true,
 	} {
 		if got := public(netip.MustParseAddr(address), own); got != want {

@@ -80,7 +80,7 @@ func (c *Client) Hold(ctx context.Context, id string) error {
 	return shim.Hold(ctx)
 }
 
-// Release has it go on, with its clock put right. containerd isn't asked. After an error its machine has ended.
+// Release has it go on, with its clock put right. containerd isn't asked. After an error its machine is of no use.
 func (c *Client) Release(ctx context.Context, id string) error {
 	shim, err := snapshots.Dial(ctx, c.cfg, c.cfg.Containerd.Namespace, id)
 	if err != nil {

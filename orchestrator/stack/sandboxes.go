@@ -57,10 +57,11 @@ func (s *stack) openSandboxes(ctx context.Context) (err error) {
 	})
 	log := s.Log.With("part", "sandboxes")
 	m, g := machines.New(s.cfg, c, log), guests.New(s.cfg.Timeout)
+	host := admission.NewProc(s.cfg)
 	s.engine, err = lifecycle.New(ctx, s.db, m, g, s.cfg.SeedFile(), lifecycle.Options{
 		Log: log, Timeout: s.cfg.Timeout, Since: s.since, MaxTimeout: time.Duration(s.cfg.API.MaxTimeout),
-		SampleEvery: time.Duration(s.cfg.API.MetricsInterval), Admission: &s.cfg.Admission, Limits: &s.cfg.Limits, Host: admission.NewProc(s.cfg),
-		Pool:  lifecycle.PoolOptions{MaxMemory: int64(s.cfg.Pool.MaxMemory), MaxPerTemplate: s.cfg.Pool.MaxPerTemplate},
+		SampleEvery: time.Duration(s.cfg.API.MetricsInterval), Admission: &s.cfg.Admission, Limits: &s.cfg.Limits, Host: host,
+		Pool:  lifecycle.PoolOptions{MaxMemory: int64(s.cfg.Pool.MaxMemory), MaxPerTemplate: s.cfg.Pool.MaxPerTemplate, Pressed: host.Pressed},
 		Audit: s.audit, Kept: s.kept(), Images: s.images(m),
 	})
 	if err != nil {

@@ -52,7 +52,7 @@ type world struct {
 }
 
 // AdmitBuild is of Room.
-func (w *world) AdmitBuild(admission.Shape) (done func(), err error) {
+func (w *world) AdmitBuild(context.Context, admission.Shape) (done func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.full != nil {

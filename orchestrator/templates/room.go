@@ -21,7 +21,7 @@ func (m *making) admit(ctx context.Context, diskMB int) (done func(), err error)
 	defer cancel()
 	short := "" // of what it has been told that there isn't enough
 	for {
-		done, err := m.Room.AdmitBuild(admission.Shape{VCPUs: m.CPUs, MemoryMB: m.MemoryMB, DiskMB: diskMB})
+		done, err := m.Room.AdmitBuild(wctx, admission.Shape{VCPUs: m.CPUs, MemoryMB: m.MemoryMB, DiskMB: diskMB})
 		refusal := (*admission.Refusal)(nil)
 		if !errors.As(err, &refusal) || refusal.After == 0 {
 			return done, err

@@ -72,7 +72,7 @@ type Guests interface {
 type Room interface {
 	// AdmitBuild sets aside what a machine takes, until done. What there isn't enough of now is an *admission.Refusal, what the host
 	// never has errdefs.ErrFailedPrecondition.
-	AdmitBuild(s admission.Shape) (done func(), err error)
+	AdmitBuild(ctx context.Context, s admission.Shape) (done func(), err error)
 }
 
 // Builder makes templates. All methods may be called from many goroutines.

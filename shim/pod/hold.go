@@ -67,7 +67,8 @@ func (p *Pod) Hold(ctx context.Context) (err error) {
 }
 
 // Release has the machine go on after Hold, with the clock put right before anything works in it. It is nothing to do for one
-// that isn't held. After an error, also that of the context, the machine has ended: whether the work in it goes on isn't known.
+// that isn't held. After an error, also that of the context, the machine is of no use: it stands still, or has ended, as it isn't
+// known whether the work in it goes on.
 func (p *Pod) Release(ctx context.Context) error {
 	v, err := p.live()
 	if err != nil {
