@@ -139,9 +139,9 @@ func (p *pooled) kill(name string, at moment) {
 		all[i].dies(p.T)
 		return
 	}
-	word := map[string]string{"shim": "containerd-shim-cube-v2", "machine": emulator}[name]
+	of := map[string]func(string) int{"shim": shimOf, "machine": machineOf}[name]
 	for _, id := range at.ids {
-		pid := find(word, id)
+		pid := of(id)
 		if pid == 0 && !at.leaving {
 			p.Fatalf("there is no %s of %s", name, id)
 		}
@@ -151,22 +151,12 @@ func (p *pooled) kill(name string, at moment) {
 	}
 }
 
-// find is the process whose command line has both words, 0 if there is none.
-func find(word, id string) (pid int) {
-	for _, proc := range s.Processes(word) {
-		if strings.Contains(proc.Command, id) {
-			pid = proc.PID
-		}
-	}
-	return pid
-}
-
 // stops has the machines of members stand still from outside, until goOn.
 func (p *pooled) stops(ids ...string) (goOn func()) {
 	p.Helper()
 	var pids []int
 	for _, id := range ids {
-		pid := find(emulator, id)
+		pid := machineOf(id)
 		if pid == 0 {
 			p.Fatalf("there is no machine of %s", id)
 		}
@@ -185,11 +175,11 @@ func (p *pooled) stops(ids ...string) (goOn func()) {
 
 // noted: a member is going to be made in the place of one that was claimed.
 func (p *pooled) noted(ears) (at moment) {
-	before := members(p.T)
+	before := p.members()
 	who := p.Name() + " before it"
 	at.made = []asked{{who: who, sb: p.create(wanted("base", who))}}
 	s.Eventually(p, time.Minute, "a member that is made", func() bool {
-		for _, m := range members(p.T) {
+		for _, m := range p.members() {
 			if !slices.ContainsFunc(before, func(b db.Member) bool { return b.ID == m.ID }) {
 				at.ids = []string{m.ID}
 			}
@@ -202,7 +192,7 @@ func (p *pooled) noted(ears) (at moment) {
 // started: its machine is.
 func (p *pooled) started(e ears) moment {
 	at := p.noted(e)
-	s.Eventually(p, time.Minute, "its machine", func() bool { return find(emulator, at.ids[0]) != 0 })
+	s.Eventually(p, time.Minute, "its machine", func() bool { return machineOf(at.ids[0]) != 0 })
 	return at
 }
 
@@ -280,7 +270,7 @@ func (p *pooled) unwanted(e ears) moment {
 	p.killAll()
 	at.under = p.asks("DELETE", "/templates/"+strings.ReplaceAll(made.ID, ":", "%3A"), nil, "")
 	s.Eventually(p, time.Minute, "a member that nobody can ask for", func() bool {
-		all := members(p.T)
+		all := p.members()
 		i := slices.IndexFunc(all, func(m db.Member) bool { return m.ID == at.ids[0] })
 		return i < 0 || all[i].Stale
 	})

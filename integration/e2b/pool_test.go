@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"os"
@@ -42,12 +43,13 @@ func restartWith(t *testing.T, more string) {
 // members are the pool's, as the control plane has written them down.
 func members(t *testing.T) []db.Member {
 	t.Helper()
-	d, err := db.Open(t.Context(), s.Config.DatabaseFile())
+	ctx := context.Background() // when the test has ended, too
+	d, err := db.Open(ctx, s.Config.DatabaseFile())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	all, err := d.Members(t.Context())
+	all, err := d.Members(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

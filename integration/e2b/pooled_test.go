@@ -1,8 +1,11 @@
 package e2b
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -34,6 +37,7 @@ type pool struct {
 
 	mu   sync.Mutex
 	used map[string]bool // ids of sandboxes, their machine ids, host names, tokens and random numbers
+	seen map[string]bool // ids of members, whatever has become of them
 }
 
 // newPooled has the stack keep n machines of the template base, until the test ends, when nothing of them is left.
@@ -41,7 +45,7 @@ func newPooled(t *testing.T, n int) *pooled {
 	t.Helper()
 	c := newClient(t)
 	before := footprint(t)
-	p := &pooled{client: c, of: &pool{reserved: c.metric(memoryReserved, "memory"), used: map[string]bool{}}}
+	p := &pooled{client: c, of: &pool{reserved: c.metric(memoryReserved, "memory"), used: map[string]bool{}, seen: map[string]bool{}}}
 	restartWith(t, fmt.Sprintf("[pool]\nmax_memory = \"%dMiB\"\nmax_per_template = %d\n", (n+1)*512, n)) // and one of another template
 	t.Cleanup(func() {
 		restartWith(t, "")
@@ -150,9 +154,20 @@ func (p *pooled) clear() {
 	}
 }
 
+// members are all that there are.
+func (p *pooled) members() []db.Member {
+	all := members(p.T)
+	p.of.mu.Lock()
+	defer p.of.mu.Unlock()
+	for _, m := range all {
+		p.of.seen[m.ID] = true
+	}
+	return all
+}
+
 // ready are the ids of members that can be claimed: of the template base, or of others.
 func (p *pooled) ready(base bool) (ids []string) {
-	for _, m := range members(p.T) {
+	for _, m := range p.members() {
 		if m.Ready && (m.Build.Template == p.of.base) == base {
 			ids = append(ids, m.ID)
 		}
@@ -178,7 +193,7 @@ func (p *pooled) whole() {
 
 func (p *pooled) odd() (odd []string) {
 	note := func(format string, args ...any) { odd = append(odd, fmt.Sprintf(format, args...)) }
-	rows := members(p.T)
+	rows := p.members()
 	known := map[string]bool{}
 	for _, m := range rows {
 		known[m.ID] = true
@@ -213,13 +228,18 @@ func (p *pooled) odd() (odd []string) {
 			note("%ss %q of members %v", what, r, known)
 		}
 	}
-	for _, word := range []string{"containerd-shim-cube-v2", emulator} {
-		for _, proc := range s.Processes(word) {
-			if !slices.ContainsFunc(rows, func(m db.Member) bool { return strings.Contains(proc.Command, m.ID) }) {
-				note("%v, of no member", proc)
-			}
+	for _, shim := range s.Processes(shims) {
+		if !slices.ContainsFunc(rows, func(m db.Member) bool { return strings.Contains(shim.Command, m.ID) }) {
+			note("%v, of no member", shim)
 		}
 	}
+	p.of.mu.Lock()
+	for id := range p.of.seen {
+		if pid := machineOf(id); pid != 0 && !known[id] {
+			note("process %d is the machine of %s, which is no member", pid, id)
+		}
+	}
+	p.of.mu.Unlock()
 	spare, reserved := p.metric("cube_admission_spare", "memory"), p.metric(memoryReserved, "memory")
 	if want := p.of.each * float64(len(rows)); p.of.each > 0 && (spare != want || reserved-spare != p.of.reserved) {
 		note("%.0f bytes are spare and %.0f reserved, of %d members with %.0f each, and %.0f before", spare, reserved, len(rows), p.of.each, p.of.reserved)
@@ -227,8 +247,30 @@ func (p *pooled) odd() (odd []string) {
 	return odd
 }
 
-// emulator is in the command line of each machine.
-const emulator = "qemu-system"
+const shims = "containerd-shim-cube-v2"
+
+// shimOf is the process that attends to a machine, 0 if there is none.
+func shimOf(id string) int {
+	for _, p := range s.Processes(shims) {
+		if strings.Contains(p.Command, id) {
+			return p.PID
+		}
+	}
+	return 0
+}
+
+// machineOf is the process that is a machine, 0 if there is none. Nothing in it tells of which stack it is, but ids are random.
+func machineOf(id string) int {
+	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range commands {
+		command, _ := os.ReadFile(file) // or it has ended
+		if bytes.Contains(command, []byte("qemu-system")) && bytes.Contains(command, []byte("\x00-name\x00"+id+"\x00")) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			return pid
+		}
+	}
+	return 0
+}
 
 // ears hear of containerd's tasks, until the test ends.
 type ears struct {
