@@ -119,6 +119,9 @@ func (*machines) Log(context.Context, string, lifecycle.LogQuery) ([]lifecycle.L
 type guests struct{}
 
 func (guests) Init(context.Context, netip.Addr, lifecycle.Init) error { return nil }
+func (guests) Line(context.Context, netip.Addr) (lifecycle.Line, error) {
+	return nil, errdefs.ErrNotImplemented // there is no pool
+}
 func (guests) Hook(context.Context, netip.Addr, db.Hook, string, lifecycle.HookBody) error {
 	return nil
 }
