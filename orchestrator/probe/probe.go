@@ -90,6 +90,8 @@ const (
 	killTimeout  = 5 * time.Minute
 	// stall is how many windows a run of each may take before some are taken for ones that don't end.
 	stall = 6
+	// firstRuns is how many runs there are in the first sandbox alone, unless they take more than firstWindows windows.
+	firstRuns, firstWindows = 5, 3
 )
 
 // errDone ends the runs of a probe that is over.
@@ -222,7 +224,7 @@ func (p *probe) load(i int, sb Sandbox) {
 // them doesn't end the probe.
 func (p *probe) step(ctx context.Context, before []Step) (s Step, e end, err error) {
 	for range 2 {
-		if s, e, err = p.measure(ctx); err != nil || e.kind != 0 {
+		if s, e, err = p.measure(ctx, len(before) == 0); err != nil || e.kind != 0 {
 			return s, e, err
 		}
 		if e = p.tooMuch(append(before[:len(before):len(before)], s)); e.kind == 0 {
@@ -232,8 +234,9 @@ func (p *probe) step(ctx context.Context, before []Step) (s Step, e end, err err
 	return s, e, nil
 }
 
-// measure has all sandboxes work for a while, if they can.
-func (p *probe) measure(ctx context.Context) (s Step, e end, err error) {
+// measure has all sandboxes work for a while, if they can: for longer where a median of few runs would be what all others are compared
+// with.
+func (p *probe) measure(ctx context.Context, first bool) (s Step, e end, err error) {
 	e, err = p.await(ctx, func() bool { return p.warm == len(p.all) }, func() int { return p.warm }, func(run) {})
 	if err != nil || e.kind != 0 {
 		return s, e, err
@@ -241,7 +244,11 @@ func (p *probe) measure(ctx context.Context) (s Step, e end, err error) {
 	began := time.Now()
 	seen := map[int]bool{}
 	var took []time.Duration
-	e, err = p.await(ctx, func() bool { return time.Since(began) >= p.Window && len(seen) == len(p.all) }, func() int { return len(seen) }, func(r run) {
+	enough := func() bool {
+		elapsed := time.Since(began)
+		return elapsed >= p.Window && len(seen) == len(p.all) && (!first || len(took) >= firstRuns || elapsed >= firstWindows*p.Window)
+	}
+	e, err = p.await(ctx, enough, func() int { return len(seen) }, func(r run) {
 		if !r.began.Before(began) { // with all of them there
 			seen[r.sandbox] = true
 			took = append(took, r.took)

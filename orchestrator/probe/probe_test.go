@@ -132,7 +132,8 @@ func TestProbe(t *testing.T) {
 		"shared memory":              {&host{room: 20, memory: 50 << 20, shared: 300 << 20}, nil, 4, false, "with 5 sandboxes", []string{"memory for 12 of 50 MiB each"}},
 		"memory that comes and goes": {&host{room: 20, memory: 50 << 20, busy: 200 << 20}, nil, 4, false, "with 5 sandboxes", []string{"carry this load: admission.cpu_overcommit = 4.0"}},
 		"slow at first":              {&host{room: 20, first: 20 * time.Second}, nil, 4, false, "with 5 sandboxes", nil},
-		"slow for a moment":          {&host{room: 20, slow: map[int]int{2: 1, 4: 1}}, nil, 4, false, "with 5 sandboxes", nil},
+		"slow for a moment":          {&host{room: 20, slow: map[int]int{2: 4, 4: 8}}, nil, 4, false, "with 5 sandboxes", nil},
+		"short windows":              {&host{room: 20}, func(o *Options) { o.Window = 2 * time.Second }, 4, false, "with 5 sandboxes", nil},
 		"slow for long":              {&host{room: 20, slow: map[int]int{2: 20}}, nil, 1, false, "with 2 sandboxes 95 of 100 runs take up to 21s", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,6 +157,9 @@ func TestProbe(t *testing.T) {
 					if !strings.Contains(strings.Join(r.Disagree, "\n"), want) {
 						t.Errorf("%q doesn't say %q", r.Disagree, want)
 					}
+				}
+				if len(r.Steps) > 0 && r.Steps[0].Runs < 5 {
+					t.Errorf("the bound is of %d runs", r.Steps[0].Runs)
 				}
 				if h.memory > 0 && (r.PerSandbox != int64(h.memory) || r.Memory != int((900<<20-h.shared)/h.memory)) {
 					t.Errorf("%d fit, of %d each", r.Memory, r.PerSandbox)
