@@ -51,7 +51,7 @@ func (a *Artefact) Fetch(ctx context.Context, i *snapshot.Info, put snapshot.Put
 	}
 	if err := g.Wait(); err != nil {
 		if cause := context.Cause(ctx); cause != nil {
-			err = cause
+			return fmt.Errorf("pull %s: %w", a.Name, cause)
 		}
 		return explain("pull", a.Name, err)
 	}

@@ -62,7 +62,7 @@ func Push(ctx context.Context, name string, hosts docker.RegistryHosts, c Config
 	}
 	if err := g.Wait(); err != nil {
 		if cause := context.Cause(ctx); cause != nil {
-			err = cause
+			return "", fmt.Errorf("push %s: %w", name, cause)
 		}
 		return "", explain("push", name, err)
 	}
