@@ -22,12 +22,12 @@ var poolSteps = []struct {
 	short   []string
 }{
 	{"noted", (*pooled).noted, false, nil},
-	{"started", (*pooled).started, true, []string{"shim"}},
-	{"exercised", (*pooled).exercised, true, nil},
+	{"started", (*pooled).started, true, nil},
+	{"exercised", (*pooled).exercised, true, []string{"cube", "shim"}},
 	{"held", (*pooled).heldStill, true, nil},
 	{"ready", (*pooled).toBeClaimed, true, nil},
 	{"asked for", (*pooled).askedFor, true, nil},
-	{"claimed", (*pooled).claimed, true, []string{"cube", "machine"}},
+	{"claimed", (*pooled).claimed, true, nil},
 	{"gone on", (*pooled).goneOn, true, nil},
 	{"unwanted", (*pooled).unwanted, true, nil},
 	{"ended", (*pooled).ended, false, nil},
@@ -54,7 +54,7 @@ type moment struct {
 	leaving bool
 	// made is what was created on the way there.
 	made []asked
-	// under is what is asked for meanwhile, nil for nothing.
+	// under tells what has become of what was asked for meanwhile, nil if nothing was.
 	under <-chan asked
 	// after is called when the victim is dead, nil for nothing.
 	after func()
@@ -112,7 +112,8 @@ func (p *pooled) killed(come func(*pooled, ears) moment, victim string) {
 	began := time.Now()
 	each([]string{"one", "other"}, func(who string) { p.gets(p.Name() + " " + who) })
 	p.Logf("two creates after that took %v", time.Since(began).Round(time.Millisecond))
-	for a := range at.under {
+	if at.under != nil {
+		a := <-at.under
 		p.Log("amid it:", a)
 		// What is killed when it is somebody's already is like any that ends by itself.
 		killed := (victim == "shim" || victim == "machine") && slices.Contains(at.ids, a.sb.ID)

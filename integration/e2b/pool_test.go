@@ -72,6 +72,7 @@ func filled(t *testing.T, n int) (ids []string) {
 }
 
 // TestPool: creates that find a member of the pool need nothing that takes time, and get sandboxes that are their own as any is.
+// When cube dies amid a claim, no member is used twice and none is left.
 func TestPool(t *testing.T) {
 	c := newClient(t)
 	before := footprint(t)
@@ -161,6 +162,29 @@ func TestPool(t *testing.T) {
 	if out, err := c.run(closed, reach); err == nil {
 		t.Errorf("one reaches what it may not: %s", out)
 	}
+
+	// Cube dies amid claims.
+	kept = filled(t, 2)
+	cube := victims(false)[0]
+	under := c.begin(map[string]any{"/v2/sandboxes": map[string]any{"templateID": "base", "timeout": 3600}})
+	s.Eventually(t, time.Minute, "a claim", func() bool {
+		return len(members(t)) < 2 || slices.ContainsFunc(members(t), func(m db.Member) bool { return !slices.Contains(kept, m.ID) })
+	})
+	cube.dies(t)
+	for a := range under {
+		t.Log("amid the claim:", a)
+	}
+	cube.returns(t)
+	c.serves()
+	c.killAll()
+	s.Eventually(t, time.Minute, "what runs to be what is known", func() bool {
+		known := map[string]bool{}
+		for _, m := range members(t) {
+			known[m.ID] = true
+		}
+		tasks := strings.Fields(s.Ctr("task", "ls", "-q").Stdout)
+		return len(tasks) == len(known) && !slices.ContainsFunc(tasks, func(id string) bool { return !known[id] })
+	})
 }
 
 // used is the CPU time that a container's machine has taken.
