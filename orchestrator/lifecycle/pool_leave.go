@@ -171,6 +171,7 @@ func (e *Engine) heedPressure() {
 			e.Log.Warn("machines that are kept for sandboxes stay when memory is under pressure", "error", err)
 			return
 		}
+		e.Log.Warn("memory is under pressure: machines that are kept for sandboxes are removed", "percent", e.Admission.MemoryPressure)
 		e.drain()
 	}
 }
