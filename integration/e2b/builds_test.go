@@ -148,7 +148,7 @@ func (c *client) ofSandbox(team, template string) built {
 	c.says(parent, "cat /dev/shm/word; pgrep -fc '^(served|memory) 36000'", "there\n2")
 	child := c.create(map[string]any{"templateID": "copy"})
 	// The disk is the sandbox's, what runs is its template's, and memory is nobody's.
-	c.says(child, "cat ~/kept /shared; ls /dev/shm; pgrep -fa '36000$' | cut -d' ' -f2", "kept\nshared\nserved")
+	c.says(child, "cat ~/kept /shared; ls /dev/shm; pgrep -fa '^[a-z]+ 36000$' | cut -d' ' -f2", "kept\nshared\nserved")
 	c.killAll()
 	var copied struct {
 		ID     string
