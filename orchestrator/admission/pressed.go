@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +29,10 @@ func (p *Proc) pressed(ctx context.Context, what string, most, window time.Durat
 			err = fmt.Errorf("%s: %w", file, err)
 		}
 	}()
+	before, err := waited(file)
+	if err != nil {
+		return err
+	}
 	fd, err := unix.Open(file, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -52,9 +58,27 @@ func (p *Proc) pressed(ctx context.Context, what string, most, window time.Durat
 		case wait[1].Revents != 0:
 			return context.Cause(ctx)
 		case wait[0].Revents&unix.POLLPRI != 0:
-			return nil
+			// A trigger also tells, once, of what was waited before there was any.
+			if all, err := waited(file); err != nil || all-before >= most {
+				return err
+			}
 		default:
 			return fmt.Errorf("its trigger has ended (%#x)", wait[0].Revents)
 		}
 	}
+}
+
+// waited is for how long something has waited, in a file of the kernel's, since it runs.
+func waited(file string) (time.Duration, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	_, total, _ := strings.Cut(line, " total=")
+	us, err := strconv.ParseInt(total, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q has no total", line)
+	}
+	return time.Duration(us) * time.Microsecond, nil
 }

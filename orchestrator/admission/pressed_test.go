@@ -22,6 +22,26 @@ func TestPressed(t *testing.T) {
 	if !errors.Is(err, over) {
 		t.Errorf("nothing waits: %v", err)
 	}
+	// What was waited before is nobody's concern.
+	const most = 500 * time.Millisecond
+	earlier, end := context.WithTimeout(t.Context(), 2*most)
+	defer end()
+	spin(earlier, 4*runtime.NumCPU())
+	<-earlier.Done()
+	before, err := waited("/proc/pressure/cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	little, done := context.WithTimeoutCause(t.Context(), 2*most, over)
+	defer done()
+	brief, end := context.WithTimeout(t.Context(), most/10)
+	defer end()
+	spin(brief, 4*runtime.NumCPU())
+	err = p.pressed(little, "cpu", most, 10*time.Second)
+	after, _ := waited("/proc/pressure/cpu")
+	if err != nil && !errors.Is(err, over) || err == nil && after-before < most {
+		t.Errorf("%v was waited: %v", after-before, err)
+	}
 	busy, stop := context.WithTimeout(t.Context(), 20*time.Second)
 	defer stop()
 	spin(busy, 4*runtime.NumCPU())
