@@ -18,7 +18,7 @@ import (
 func newTeam(t *testing.T) (*client, string) {
 	t.Helper()
 	c := newClient(t)
-	team := fmt.Sprintf("keep-%s-%d", strings.ToLower(t.Name()), time.Now().UnixNano())
+	team := fmt.Sprintf("keep-%d", time.Now().UnixNano())
 	r := s.Cube("key", "create", "--team", team)
 	if r.Err != nil {
 		t.Fatal(r.Err)

@@ -45,7 +45,7 @@ func (e *Engine) admit(ctx context.Context, r *row, create bool) (release func()
 		if err := e.reserve(ctx, r.ID, r.active(), create); err != nil {
 			return err
 		}
-		start, err := e.turn(ctx, r.shape())
+		start, err := e.turn(ctx, r.Team, r.shape())
 		if err != nil {
 			e.ledger.Release(r.ID)
 			return e.refused(err)
@@ -92,54 +92,51 @@ func (e *Engine) refused(err error) error {
 	return err
 }
 
-// turn waits until a machine of that shape can be started, which lasts until release.
-func (e *Engine) turn(ctx context.Context, s admission.Shape) (release func(), err error) {
+// turn waits until a machine of that shape can be started for a team, which lasts until release.
+func (e *Engine) turn(ctx context.Context, team string, s admission.Shape) (release func(), err error) {
 	e.waiting.Add(1)
 	defer e.waiting.Add(-1)
-	limit := e.Timeout(queueTimeout)
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case e.starts <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	case <-e.life.Done():
-		return nil, errClosing
-	case <-timer.C:
-		return nil, admission.Short(admission.ReasonQueue, 5*time.Second, "this host starts %d sandboxes at a time, and others have been before this one for %v: try again", cap(e.starts), limit)
+	if err := e.queue(ctx, team); err != nil {
+		return nil, err
 	}
 	err = e.makingRoom(ctx, func() (err error) {
-		release, err = e.beginStart(ctx, s)
+		release, err = e.beginStart(ctx, team, s)
 		return err
 	})
 	if err != nil {
-		<-e.starts
+		e.turns.done(team)
 		e.pool.poke() // which may have waited for whoever waits here
 	}
 	return release, err
 }
 
+// queue waits for a team's turn.
+func (e *Engine) queue(ctx context.Context, team string) error {
+	limit := e.Timeout(queueTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, admission.Short(admission.ReasonQueue, 5*time.Second, "this host starts %d sandboxes at a time, and others have been before this one for %v: try again", e.turns.size, limit))
+	defer cancel()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer context.AfterFunc(e.life, func() { end(errClosing) })()
+	return e.turns.wait(ctx, team)
+}
+
 // spareTurn is turn for what can wait: ok is false while others do, or start most of what may be started at once, or memory is short.
 func (e *Engine) spareTurn(ctx context.Context, s admission.Shape) (release func(), ok bool) {
-	if e.waiting.Load() > 0 || 2*len(e.starts) >= cap(e.starts) {
+	if e.waiting.Load() > 0 || !e.turns.try(poolTeam) {
 		return nil, false
 	}
-	select {
-	case e.starts <- struct{}{}:
-	default:
-		return nil, false
-	}
-	release, err := e.beginStart(ctx, s)
+	release, err := e.beginStart(ctx, poolTeam, s)
 	if err != nil {
-		<-e.starts
+		e.turns.done(poolTeam)
 		e.pool.rest(e.Timeout(pressureRest))
 		return nil, false
 	}
 	return release, true
 }
 
-// beginStart sees that the host has the memory left for a machine of that shape, which has had its turn to be started until release.
-func (e *Engine) beginStart(ctx context.Context, s admission.Shape) (release func(), err error) {
+// beginStart sees that the host has the memory left for a machine of that shape, which has a team's turn to be started until release.
+func (e *Engine) beginStart(ctx context.Context, team string, s admission.Shape) (release func(), err error) {
 	need := admission.Need(e.Admission, s).Memory
 	reading, err := e.Host.Read()
 	if err != nil {
@@ -162,7 +159,7 @@ func (e *Engine) beginStart(ctx context.Context, s admission.Shape) (release fun
 		e.mu.Lock()
 		e.starting -= need
 		e.mu.Unlock()
-		<-e.starts
+		e.turns.done(team)
 		e.pool.poke()
 	}, nil
 }

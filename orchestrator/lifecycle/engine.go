@@ -71,7 +71,7 @@ type Engine struct {
 	life, last        context.Context
 	endLife, endLasts context.CancelCauseFunc
 	alarms            *alarms
-	starts            chan struct{}
+	turns             *turns        // to start machines
 	sweeps            chan struct{} // has an element while one goes on
 	waiting           atomic.Int64  // for their turn to be started
 	pool              *pool
@@ -119,7 +119,7 @@ func New(ctx context.Context, d *db.DB, m Machines, g Guests, seedFile string, o
 	if o.Audit == nil {
 		o.Audit = audit.Nowhere{}
 	}
-	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), pool: newPool(o.Pool), starts: make(chan struct{}, o.Starts), sweeps: make(chan struct{}, 1), aged: make(chan struct{}, 1), drained: make(chan struct{}),
+	e := &Engine{Options: o, db: d, machines: m, guests: g, seed: s, stages: newStages(), tracer: newTracer(), pool: newPool(o.Pool), turns: newTurns(o.Starts), sweeps: make(chan struct{}, 1), aged: make(chan struct{}, 1), drained: make(chan struct{}),
 		boxes: map[string]*box{}, wanted: map[string]int{}, promoting: map[string]int64{}, feeds: map[*feed]struct{}{},
 		ledger: admission.NewLedger(o.Admission, o.Limits), refusals: newRefusals()}
 	rows, err := d.SandboxesIn(ctx)
