@@ -121,9 +121,10 @@ func (e *Engine) queue(ctx context.Context, team string) error {
 	return e.turns.wait(ctx, team)
 }
 
-// spareTurn is turn for what can wait: ok is false while others do, or start most of what may be started at once, or memory is short.
+// spareTurn is turn for what can wait: ok is false while others do, or members are claimed, or most of what may be started at once is,
+// or memory is short.
 func (e *Engine) spareTurn(ctx context.Context, s admission.Shape) (release func(), ok bool) {
-	if e.waiting.Load() > 0 || !e.turns.try(poolTeam) {
+	if e.waiting.Load() > 0 || e.pool.claims.Load() > 0 || !e.turns.try(poolTeam) {
 		return nil, false
 	}
 	release, err := e.beginStart(ctx, poolTeam, s)

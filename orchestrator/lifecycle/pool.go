@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -59,9 +60,11 @@ type member struct {
 // when it becomes a sandbox's.
 type pool struct {
 	PoolOptions
-	claims *prometheus.CounterVec
+	creates *prometheus.CounterVec
 	// wake has room for one: there may be something to do.
 	wake chan struct{}
+	// claims is how many members are becoming sandboxes, which takes milliseconds if nothing is started beside it.
+	claims atomic.Int64
 
 	mu      sync.Mutex // not held while anything is waited for
 	members map[string]*member
@@ -79,7 +82,7 @@ type demand struct {
 
 func newPool(o PoolOptions) *pool {
 	return &pool{PoolOptions: o, wake: make(chan struct{}, 1), members: map[string]*member{}, wanted: map[string]*demand{},
-		claims: prometheus.NewCounterVec(prometheus.CounterOpts{
+		creates: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "cube_pool_creates_total",
 			Help: "Creates that could have been of the pool: hits were, misses found no member, and of those that were lost the member was of no use.",
 		}, []string{"result"})}
@@ -138,7 +141,7 @@ func (p *pool) take(b db.Build) *member {
 		}
 	}
 	if oldest == nil {
-		p.claims.WithLabelValues("miss").Inc()
+		p.creates.WithLabelValues("miss").Inc()
 		return nil
 	}
 	delete(p.members, oldest.id)
@@ -212,7 +215,7 @@ var descMembers = prometheus.NewDesc("cube_pool_members", "Machines that are kep
 
 // collect tells what there is.
 func (p *pool) collect(to chan<- prometheus.Metric) {
-	p.claims.Collect(to)
+	p.creates.Collect(to)
 	type kind struct{ template, state string }
 	count := map[kind]int{}
 	p.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -25,26 +26,30 @@ func (u unfit) Is(target error) bool { return target == errEndedEarly }
 // fromPool makes the sandbox of a new row of a member of the pool. ok is false if there is none for it, or none that works.
 func (e *Engine) fromPool(ctx context.Context, r *row, m *member) (sb Sandbox, ok bool, err error) {
 	defer e.pool.poke() // only then is another one made in its place
+	e.pool.claims.Add(1)
+	known := sync.OnceFunc(func() { e.pool.claims.Add(-1) })
+	defer known()
 	claimed := r.clone()
 	claimed.ID = m.id
 	err = e.stage(ctx, stageCreate, m.id, func(ctx context.Context) (err error) {
-		sb, err = e.claim(ctx, claimed, m)
+		sb, err = e.claim(ctx, claimed, m, known)
 		return err
 	})
 	if why := (unfit{}); errors.As(err, &why) && ctx.Err() == nil {
-		e.pool.claims.WithLabelValues("lost").Inc()
+		e.pool.creates.WithLabelValues("lost").Inc()
 		e.Log.Warn("a machine that was kept for sandboxes is of no use: another one is made", "member", m.id, "error", why.error)
 		return Sandbox{}, false, nil
 	}
 	if err == nil {
-		e.pool.claims.WithLabelValues("hit").Inc()
+		e.pool.creates.WithLabelValues("hit").Inc()
 	}
 	return sb, true, err
 }
 
 // claim makes a member, which nobody else has, the sandbox of a row. Nothing of the host waits for its turn for that: the machine has
-// its memory already. containerd is asked only where the sandbox is to reach other than what any does.
-func (e *Engine) claim(ctx context.Context, r *row, m *member) (Sandbox, error) {
+// its memory already. containerd is asked only where the sandbox is to reach other than what any does. known is called when it knows who
+// it is, and at the latest in the end: what comes then is what the sandbox does.
+func (e *Engine) claim(ctx context.Context, r *row, m *member, known func()) (Sandbox, error) {
 	err := e.stage(ctx, stageAdmit, r.ID, func(ctx context.Context) error { return e.reserve(ctx, r.ID, r.active(), true) })
 	if err != nil {
 		e.pool.put(m)
@@ -62,11 +67,11 @@ func (e *Engine) claim(ctx context.Context, r *row, m *member) (Sandbox, error) 
 		}
 		return err
 	}
-	return e.born(ctx, r, write, func(ctx context.Context) outcome { return e.claiming(ctx, r, m) })
+	return e.born(ctx, r, write, func(ctx context.Context) outcome { return e.claiming(ctx, r, m, known) })
 }
 
 // claiming has a member go on as the sandbox that it is.
-func (e *Engine) claiming(ctx context.Context, r *row, m *member) outcome {
+func (e *Engine) claiming(ctx context.Context, r *row, m *member, known func()) outcome {
 	defer m.hangUp()
 	i := e.identity(r, whyCreate)
 	whole, giveUp := context.WithCancel(ctx)
@@ -87,6 +92,7 @@ func (e *Engine) claiming(ctx context.Context, r *row, m *member) outcome {
 	gone := err != nil
 	if !gone {
 		err = e.introduced(ctx, r, m.addr, whyCreate, i, func(ctx context.Context) error {
+			defer known()
 			if <-told == nil {
 				return nil
 			}

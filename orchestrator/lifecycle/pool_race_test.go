@@ -172,7 +172,7 @@ func TestClaimGivenUp(t *testing.T) {
 		}
 		s.host.luck(nil)
 		var lost dto.Metric
-		must(t, s.pool.claims.WithLabelValues("lost").Write(&lost))
+		must(t, s.pool.creates.WithLabelValues("lost").Write(&lost))
 		if n := lost.GetCounter().GetValue(); n != 0 {
 			t.Errorf("%v members were of no use", n)
 		}

@@ -479,6 +479,49 @@ func TestPoolWaits(t *testing.T) {
 	})
 }
 
+// TestRefillWaits: no member is made while another one becomes a sandbox. One that knows who it is keeps none from being made, whatever
+// its hook does.
+func TestRefillWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := filled(t, 2)
+		defer s.stop()
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
+			if call == "release" && !after {
+				time.Sleep(2 * time.Second)
+			}
+			return nil
+		})
+		go s.create(nil)
+		pass(time.Second)
+		s.host.luck(nil)
+		s.create(nil)
+		pass(500 * time.Millisecond)
+		if n := len(s.members()); n != 0 {
+			t.Errorf("%d members amid a claim", n)
+		}
+		pass(10 * time.Second)
+		if n := s.whole(); n != 2 {
+			t.Fatalf("%d members after the claims", n)
+		}
+		s.host.luck(func(_ context.Context, call, _ string, after bool) error {
+			if call == "hook" && !after {
+				time.Sleep(10 * time.Second)
+			}
+			return nil
+		})
+		go s.create(nil)
+		pass(time.Second)
+		s.host.luck(nil)
+		s.create(nil)
+		pass(5 * time.Second)
+		if n := len(s.still()); n != 2 {
+			t.Errorf("%d members amid a hook", n)
+		}
+		pass(time.Minute)
+		s.whole()
+	})
+}
+
 // TestPoolBadLuck: what fails is tried less and less often, and leaves nothing.
 func TestPoolBadLuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
