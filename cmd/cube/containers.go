@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -127,7 +128,7 @@ func importAction(c *cli.Context, client *sandbox.Client) error {
 		defer f.Close()
 		r = f
 	}
-	names, err := client.Import(c.Context, r, sandbox.ImportOptions{Name: c.String("name"), Progress: reporter(sayTo(os.Stderr))})
+	names, err := client.Import(c.Context, readUntil(c.Context, r), sandbox.ImportOptions{Name: c.String("name"), Progress: reporter(sayTo(os.Stderr))})
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -135,6 +136,17 @@ func importAction(c *cli.Context, client *sandbox.Client) error {
 		fmt.Fprintln(c.App.Writer, n)
 	}
 	return nil
+}
+
+// readUntil is a reader that ends with ctx, too: a pipe or a terminal that nothing comes from keeps its own waiting.
+func readUntil(ctx context.Context, r io.Reader) io.Reader {
+	out, in := io.Pipe()
+	go func() {
+		_, err := io.Copy(in, r)
+		in.CloseWithError(err)
+	}()
+	context.AfterFunc(ctx, func() { in.CloseWithError(context.Cause(ctx)) })
+	return out
 }
 
 func registryUserFlag() cli.Flag {

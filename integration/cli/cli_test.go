@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -418,6 +419,52 @@ func TestImportFromStdin(t *testing.T) {
 	ok(t, "image", "rm", "cube.local/again:1")
 	if names := ok(t, "image", "ls", "-q"); names != stack.Image+"\n" {
 		t.Errorf("images %q", names)
+	}
+}
+
+// halfImport is a command that imports an image of which half has come.
+func halfImport(t *testing.T) *exec.Cmd {
+	t.Helper()
+	archive, err := os.ReadFile(stack.DemoArchive())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := s.Command("cube", "image", "import", "--name", "cube.local/half:1", "-")
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = in.Write(archive[:len(archive)/2])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Eventually(t, 10*time.Second, "its lease", func() bool { return leased(t) })
+	return cmd
+}
+
+// leased tells whether containerd is asked to keep anything.
+func leased(t *testing.T) bool {
+	t.Helper()
+	r := s.Ctr("leases", "ls", "-q")
+	if r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	return r.Stdout != ""
+}
+
+// TestImportGivenUp: what has come of an image is let go.
+func TestImportGivenUp(t *testing.T) {
+	cmd := halfImport(t)
+	if err := cmd.Process.Signal(unix.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("it ended well")
+	}
+	if leased(t) {
+		t.Error("containerd is still asked to keep it")
 	}
 }
 

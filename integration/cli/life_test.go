@@ -106,8 +106,16 @@ func TestDoctorOnARunningStack(t *testing.T) {
 }
 
 // TestRemovedMeanwhile: what is removed while no `cube up` serves the snapshotter to a containerd that goes on is gone from the
-// disk when the next one is ready. containerd tries that once, and again only when the next snapshot is removed.
+// disk when the next one is ready. containerd tries that once, and again only when the next snapshot is removed. So is what was kept
+// for somebody who was killed, and not for who still lives.
 func TestRemovedMeanwhile(t *testing.T) {
+	killed := halfImport(t)
+	kill(t, killed.Process.Pid, unix.SIGKILL)
+	_ = killed.Wait()
+	if !leased(t) {
+		t.Fatal("it leaves nothing")
+	}
+
 	disks, id := images(t), s.ID(t, "meanwhile")
 	if r := s.Ctr("container", "create", "--snapshotter", "cube", stack.Image, id); r.Err != nil {
 		t.Fatal(r.Err)
@@ -122,6 +130,20 @@ func TestRemovedMeanwhile(t *testing.T) {
 	})
 	ok(t, "up", "-d")
 	s.Eventually(t, 20*time.Second, "no disk of it", func() bool { return slices.Equal(images(t), disks) })
+	if leased(t) {
+		t.Error("containerd is still asked to keep what nobody makes any more")
+	}
+	lives := halfImport(t)
+	kill(t, up(t), unix.SIGTERM)
+	ok(t, "up", "-d")
+	if !leased(t) {
+		t.Error("containerd isn't asked to keep any more what is being made")
+	}
+	kill(t, lives.Process.Pid, unix.SIGINT)
+	_ = lives.Wait()
+	if leased(t) {
+		t.Error("containerd is still asked to keep what was given up")
+	}
 }
 
 // images are the snapshotter's files.

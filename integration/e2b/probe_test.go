@@ -114,12 +114,13 @@ func TestProbeOfMemory(t *testing.T) {
 		t.Skip("it makes many sandboxes; CUBE_TEST_LONG=1 has it run")
 	}
 	const budget = 2 << 30
+	restartWith(t, "[pool]\n") // whose members have memory
+	defer restartWith(t, "")
 	m, err := meminfo.Read()
 	if err != nil || m.Available < 8<<30 {
 		t.Skipf("the host has %d MiB left, %v", m.Available>>20, err)
 	}
 	restartWith(t, fmt.Sprintf("[pool]\n[admission]\ncpu_overcommit = 1000\nmemory_headroom = \"%dMiB\"\n", (m.Available-budget)>>20))
-	defer restartWith(t, "")
 	load := []string{"--cmd", "dd if=/dev/zero of=/dev/shm/load bs=1M count=40 conv=notrunc status=none; sleep 3", "--window", "5s", "--factor", "1000"}
 	few := newClient(t).probe(append(load, "--max", "8")...)
 	if !few.LoadOpen || few.ByLoad != 8 || few.MemoryPerSandbox < 40<<20 {

@@ -34,7 +34,6 @@ type Fetched struct {
 // of its registry isn't here for this one, until the registry lets it have it. A registry of this host, or of a network of its, is asked
 // only where the host's configuration describes it: teams name images, and reach nothing by that which they otherwise wouldn't.
 func (c *Client) Fetch(ctx context.Context, f Fetch) (Fetched, error) {
-	// By a lease of its own, which DropLeases knows, what a pull that has died had come to is gone with the next start, not in a day.
 	ctx, done, err := c.lease(c.context(ctx))
 	if err != nil {
 		return Fetched{}, err

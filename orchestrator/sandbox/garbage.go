@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
@@ -179,19 +178,4 @@ func (m *marking) layer(key string) {
 		m.layers[key] = true
 		key = m.parents[key]
 	}
-}
-
-// CollectGarbage has containerd remove what nobody needs, of all kinds and in all namespaces, and returns when the space is
-// free.
-func (c *Client) CollectGarbage(ctx context.Context) error {
-	ctx = c.context(ctx)
-	// The end of a lease is what containerd collects garbage for while somebody waits, for snapshotters' Cleanup, too.
-	l, err := c.ctrd.LeasesService().Create(ctx, leases.WithRandomID())
-	if err == nil {
-		err = c.ctrd.LeasesService().Delete(ctx, l, leases.SynchronousDelete)
-	}
-	if err != nil {
-		return fmt.Errorf("have containerd collect garbage: %w", err)
-	}
-	return nil
 }

@@ -68,6 +68,11 @@ func (c *Client) find(ctx context.Context, ref string) (img client.Image, name s
 
 // ensure returns an image whose disk the snapshotter has, pulling and unpacking it as needed. outside is as in PullOptions.
 func (c *Client) ensure(ctx context.Context, ref string, outside bool, p Progress) (client.Image, error) {
+	ctx, done, err := c.lease(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	img, name, err := c.find(ctx, ref)
 	switch {
 	case err == nil:
@@ -163,7 +168,12 @@ func (c *Client) Pull(ctx context.Context, ref string, o PullOptions) (string, e
 	if err != nil {
 		return "", err
 	}
-	img, err := c.pull(c.context(ctx), name, o)
+	ctx, done, err := c.lease(c.context(ctx))
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	img, err := c.pull(ctx, name, o)
 	if err != nil {
 		return "", err
 	}
@@ -249,7 +259,11 @@ type ImportOptions struct {
 
 // Import reads a Docker or OCI archive, compressed or not, and unpacks its images. It returns their names.
 func (c *Client) Import(ctx context.Context, r io.Reader, o ImportOptions) ([]string, error) {
-	ctx = c.context(ctx)
+	ctx, done, err := c.lease(c.context(ctx))
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	plain, err := compression.DecompressStream(r)
 	if err != nil {
 		return nil, fmt.Errorf("read the archive: %w", err)

@@ -93,7 +93,12 @@ func (c *Client) Run(ctx context.Context, s Spec, stdio Stdio, remove bool, p Pr
 
 // create makes the container and its task; u undoes both.
 func (c *Client) create(ctx context.Context, u *undo.Stack, s Spec, creator cio.Creator, p Progress) (created, error) {
-	img, err := c.ensure(ctx, s.Image, s.Outside, p)
+	leased, done, err := c.lease(ctx)
+	if err != nil {
+		return created{}, err
+	}
+	defer done()
+	img, err := c.ensure(leased, s.Image, s.Outside, p)
 	if err != nil {
 		return created{}, err
 	}
@@ -105,7 +110,7 @@ func (c *Client) create(ctx context.Context, u *undo.Stack, s Spec, creator cio.
 	if err != nil {
 		return created{}, err
 	}
-	ctr, err := c.ctrd.NewContainer(ctx, s.ID,
+	ctr, err := c.ctrd.NewContainer(leased, s.ID,
 		client.WithImage(img),
 		client.WithSnapshotter(Snapshotter),
 		client.WithNewSnapshot(s.ID, img, s.disk()...),
