@@ -114,6 +114,9 @@ func TestProbeOfMemory(t *testing.T) {
 		t.Skip("it makes many sandboxes; CUBE_TEST_LONG=1 has it run")
 	}
 	const budget = 2 << 30
+	containerd := victims(true)[1] // which gives back what it has unpacked images with only after minutes
+	containerd.dies(t)
+	containerd.returns(t)
 	restartWith(t, "[pool]\n") // whose members have memory
 	defer restartWith(t, "")
 	m, err := meminfo.Read()
@@ -121,8 +124,8 @@ func TestProbeOfMemory(t *testing.T) {
 		t.Skipf("the host has %d MiB left, %v", m.Available>>20, err)
 	}
 	restartWith(t, fmt.Sprintf("[pool]\n[admission]\ncpu_overcommit = 1000\nmemory_headroom = \"%dMiB\"\n", (m.Available-budget)>>20))
-	load := []string{"--cmd", "dd if=/dev/zero of=/dev/shm/load bs=1M count=40 conv=notrunc status=none; sleep 3", "--window", "5s", "--factor", "1000"}
-	few := newClient(t).probe(append(load, "--max", "8")...)
+	load := []string{"--cmd", "dd if=/dev/zero of=/dev/shm/load bs=1M count=40 conv=notrunc status=none; sleep 3", "--window", "9s", "--factor", "1000"}
+	few := newClient(t).probe(append(load, "--step", "4", "--max", "8")...)
 	if !few.LoadOpen || few.ByLoad != 8 || few.MemoryPerSandbox < 40<<20 {
 		t.Errorf("of eight: %+v", few)
 	}
