@@ -117,8 +117,13 @@ func TestRemovedMeanwhile(t *testing.T) {
 	}
 
 	disks, id := images(t), s.ID(t, "meanwhile")
-	if r := s.Ctr("container", "create", "--snapshotter", "cube", stack.Image, id); r.Err != nil {
-		t.Fatal(r.Err)
+	for _, args := range [][]string{
+		{"container", "create", "--snapshotter", "cube", stack.Image, id},
+		{"snapshots", "--snapshotter", "cube", "prepare", "cube-up"}, // that of a `cube up` that was killed
+	} {
+		if r := s.Ctr(args...); r.Err != nil {
+			t.Fatal(r.Err)
+		}
 	}
 	kill(t, up(t), unix.SIGKILL)
 	if r := s.Ctr("container", "rm", id); r.Err != nil {

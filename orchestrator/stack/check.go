@@ -93,13 +93,16 @@ func meetSnapshotter(ctx context.Context, c *client.Client) error {
 	store := c.SnapshotService(snapshotter.Name)
 	for {
 		_, err := store.View(ctx, key, "")
-		if err == nil || errdefs.IsAlreadyExists(err) { // by a `cube up` that was killed here
-			err = store.Remove(ctx, key)
+		there := errdefs.IsAlreadyExists(err) // of a `cube up` that was killed here: it says nothing of the snapshotter
+		if err == nil || there {
+			if err = store.Remove(ctx, key); errdefs.IsNotFound(err) { // nobody keeps it: containerd has collected it already
+				err = nil
+			}
 		}
-		if err == nil {
+		switch {
+		case err == nil && !there:
 			return nil
-		}
-		if !errdefs.IsUnavailable(err) || !sleep(ctx, 50*time.Millisecond) {
+		case err != nil && (!errdefs.IsUnavailable(err) || !sleep(ctx, 50*time.Millisecond)):
 			return fmt.Errorf("containerd doesn't reach the snapshotter: %w", err)
 		}
 	}
