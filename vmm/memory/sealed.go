@@ -37,10 +37,27 @@ func seal(src *os.File, size int64, see func(off int64, chunk []byte)) (_ *os.Fi
 	if err := copyData(f, src, size, see); err != nil {
 		return nil, err
 	}
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
-		return nil, fmt.Errorf("seal the memory: %w", err)
+	if err := addSeals(f); err != nil {
+		return nil, err
 	}
 	return f, nil
+}
+
+// sealTries is how often a memory that is busy is sealed: the kernel waits for up to 150 ms each time (memfd_wait_for_pins in its mm/memfd.c).
+const sealTries = 40
+
+// addSeals seals a memory that nobody maps. Whoever looks after the host's pages holds one of them for a moment (reclaim, compaction,
+// DAMON), and the kernel can't tell such a one from somebody who writes.
+func addSeals(f *os.File) (err error) {
+	for range sealTries {
+		if _, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("seal the memory: %w", err)
+	}
+	return nil
 }
 
 // Scratch is an empty memory of that size, for a machine that is to fill it.
