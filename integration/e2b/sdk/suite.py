@@ -219,4 +219,6 @@ async def main():
 
 
 asyncio.run(main())
-sys.exit(1 if failed else 0)
+sys.stdout.flush()
+# Without the interpreter's own end: the SDK's HTTP library has native threads, which at times have that abort.
+os._exit(1 if failed else 0)
