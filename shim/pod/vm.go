@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/cubesandbox/cube/guest-agent/api"
@@ -54,8 +55,9 @@ type vm struct {
 	ended   atomic.Bool
 	stopped chan struct{} // closed when stop has finished
 	once    sync.Once
-	stopErr error     // read after stopped
-	strange sync.Once // an event that is logged no more than once
+	stopErr error                  // read after stopped
+	forced  atomic.Pointer[string] // why this shim has ended it by force, if it has
+	strange sync.Once              // an event that is logged no more than once
 	// undone is called when nothing is left of the machine, and returns when nothing is left of what was its own.
 	undone func() error
 }
@@ -124,6 +126,9 @@ func (v *vm) status() uint32 {
 func (v *vm) why() error {
 	if v.guest.Broken() {
 		return v.guest.Err() // what the machine dies of then is a consequence
+	}
+	if reason := v.forced.Load(); reason != nil {
+		return errdefs.ErrUnavailable.WithMessage("the virtual machine is ended, since " + *reason)
 	}
 	if err := v.machine.Err(); err != nil {
 		return err
@@ -247,6 +252,7 @@ func (v *vm) kill(reason string) {
 	v.once.Do(func() {
 		v.ended.Store(true)
 		defer close(v.stopped)
+		v.forced.Store(&reason)
 		v.log.Error("the machine is ended by force", "reason", reason)
 		v.end()
 	})

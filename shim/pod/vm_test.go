@@ -1,11 +1,14 @@
 package pod
 
 import (
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/containerd/errdefs"
 
 	"github.com/cubesandbox/cube/shim/guest"
 	"github.com/cubesandbox/cube/shim/internal/fake"
@@ -60,6 +63,9 @@ func TestSilenceIsTheEnd(t *testing.T) {
 	awaitDown(t, v)
 	if !m.Stopped() || v.lost != statusKilled {
 		t.Errorf("stopped %v, status %d", m.Stopped(), v.lost)
+	}
+	if err := v.explain(fmt.Errorf("start it: %w", guest.ErrGone)); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "has not answered") {
+		t.Errorf("a call that met its end says %v", err)
 	}
 }
 

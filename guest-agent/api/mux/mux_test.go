@@ -342,3 +342,36 @@ func TestCloseSendsWhatWasWritten(t *testing.T) {
 		t.Fatalf("write after Close: %v", err)
 	}
 }
+
+// lingering is a channel whose end takes its time.
+type lingering struct {
+	net.Conn
+	until chan struct{}
+}
+
+func (l lingering) Close() error {
+	<-l.until
+	return l.Conn.Close()
+}
+
+// Whoever meets the end of a session in a stream is told why it is, however long the channel's own end takes.
+func TestReasonIsThereWithTheEnd(t *testing.T) {
+	h, g := socketpair(t)
+	sessions := serve(t, g)
+	l := lingering{h, make(chan struct{})}
+	host, err := Connect(testContext(t), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hs, _ := open(t, host, next(t, sessions), 2)
+	reason, ended := errors.New("what it says is wrong"), make(chan struct{})
+	go func() {
+		defer close(ended)
+		host.Abort(reason)
+	}()
+	if _, err := io.ReadAll(hs); !errors.Is(err, reason) || !errors.Is(host.Err(), reason) {
+		t.Errorf("the stream says %v, the session %v", err, host.Err())
+	}
+	close(l.until)
+	next(t, ended)
+}

@@ -24,7 +24,7 @@ type Session struct {
 	host    bool
 	version uint16 // of the protocol, that both speak
 	done    chan struct{}
-	onEnd   func() // called once, before done is closed
+	onEnd   func() // called once, after done is closed
 	// written is closed when no byte of this session will be written any more.
 	written chan struct{}
 
@@ -152,6 +152,7 @@ func (s *Session) end(err error) {
 		return
 	}
 	s.err = err
+	close(s.done) // first of all: whoever meets the end in a stream finds the reason
 	for _, st := range s.streams {
 		st.changed.Broadcast()
 	}
@@ -160,7 +161,6 @@ func (s *Session) end(err error) {
 	if s.onEnd != nil {
 		s.onEnd()
 	}
-	close(s.done)
 }
 
 // readFrames handles what the peer sends until that fails.
