@@ -8,6 +8,7 @@ cd "$tree"
 module=$(go list -m)
 failed=0
 results=()
+failures=()
 log=$(mktemp -d)
 trap 'stop_ticker; rm -rf "$log"' EXIT
 
@@ -19,6 +20,9 @@ suites() {
 	TICK=60 start_ticker "$what"
 	go test "$@" 2>&1 | tee "$log/out" || failed=1
 	stop_ticker
+	# Failures, with what they say, are told again at the end: between them and it are the logs of their stacks.
+	mapfile -t -O "${#failures[@]}" failures < <(
+		grep -E '^ *--- FAIL|^FAIL	|^panic: |^ +[a-z0-9_]+\.go:[0-9]+: ' "$log/out" | cut -c -600)
 	while read -r line; do results+=("$line"); done < <(
 		awk -v module="$module/" -F '\t' '
 			$1 ~ /^(ok  |FAIL)$/ && NF >= 3 {
@@ -51,6 +55,7 @@ long)
 	;;
 esac
 
+[ "$failed" -eq 0 ] || printf '%s\n' "" "${failures[@]:0:100}"
 printf '\n%s\n' "$(printf '%s\n' "${results[@]}")"
 printf '%d s in all, %s\n' "$SECONDS" "$([ "$failed" -eq 0 ] && echo 'all passed' || echo 'see above for what has failed')"
 [ "$failed" -eq 0 ]

@@ -30,7 +30,7 @@ export default async function (sandbox) {
 
   await test('pause and connect: memory, processes and files go on', async () => {
     await sandbox.files.write('hello.txt', 'hello')
-    const h = await sandbox.commands.run('i=0; while true; do i=$((i+1)); echo $i >/tmp/count; sleep 0.1; done', { background: true, timeoutMs: 0 })
+    const h = await sandbox.commands.run('i=0; while true; do i=$((i+1)); echo $i >/tmp/next; mv /tmp/next /tmp/count; sleep 0.1; done', { background: true, timeoutMs: 0 })
     await sandbox.commands.run('until [ -s /tmp/count ]; do sleep 0.1; done')
     assert.equal(await sandbox.pause(), true)
     await assert.rejects(h.wait())
