@@ -42,7 +42,7 @@ unit)
 all)
 	suites unit -timeout 10m "${unit[@]}"
 	# An emulated guest has one processor busy.
-	suites integration -count=1 -p 2 -timeout 20m "${integration[@]}"
+	suites integration -count=1 -p 2 -timeout 30m "${integration[@]}"
 	;;
 long)
 	export CUBE_TEST_LONG=1
