@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -28,7 +29,7 @@ func (s *Stack) Leaks() []string {
 	}
 	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, l := range loops {
-		if b, _ := os.ReadFile(l); strings.HasPrefix(string(b), s.Dir+"/") {
+		if b, _ := os.ReadFile(l); strings.HasPrefix(string(b), s.Dir+"/") && !s.copied(l) {
 			leaks = append(leaks, "loop device: "+l+" on "+strings.TrimSpace(string(b)))
 		}
 	}
@@ -39,6 +40,33 @@ func (s *Stack) Leaks() []string {
 		return nil
 	})
 	return leaks
+}
+
+// copied tells whether a loop device, by the name of its backing_file, is there for a copy of its mount alone, which a
+// process that isn't the stack's has got with its mount namespace: the device goes with that one.
+func (s *Stack) copied(backing string) bool {
+	dev, err := os.ReadFile(filepath.Join(filepath.Dir(backing), "..", "dev"))
+	if err != nil {
+		return false
+	}
+	device := " " + strings.TrimSpace(string(dev)) + " "
+	here, _ := os.Readlink("/proc/self/ns/mnt")
+	own := map[string]bool{}
+	for _, p := range s.Processes("") {
+		own[strconv.Itoa(p.PID)] = true
+	}
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		ns, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns", "mnt"))
+		if err != nil || ns == here || own[e.Name()] {
+			continue
+		}
+		mounts, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "mountinfo"))
+		if bytes.Contains(mounts, []byte(device)) {
+			return true
+		}
+	}
+	return false
 }
 
 // networkLeaks lists what is left of the network that was purged: what its host has, mounts, files.

@@ -226,7 +226,7 @@ func (s *Stack) Stop() error {
 	if s.store != "" {
 		errs = append(errs, mount.UnmountAll(s.store, 0))
 	}
-	// A loop device goes with its last user; other tests' mount namespaces may have copied the mount for a moment.
+	// A loop device goes with its last user, which may take a moment.
 	leaks := s.Leaks()
 	for end := time.Now().Add(s.Config.Timeout(20 * time.Second)); len(leaks) > 0 && time.Now().Before(end); leaks = s.Leaks() {
 		time.Sleep(20 * time.Millisecond)
