@@ -49,7 +49,8 @@ func (s *Stack) copied(backing string) bool {
 	if err != nil {
 		return false
 	}
-	device := " " + strings.TrimSpace(string(dev)) + " "
+	// All of it and where it was: what a jail has of it, a share's directory, is elsewhere, and a leak.
+	mount := " " + strings.TrimSpace(string(dev)) + " / " + s.Dir + "/"
 	here, _ := os.Readlink("/proc/self/ns/mnt")
 	own := map[string]bool{}
 	for _, p := range s.Processes("") {
@@ -62,7 +63,7 @@ func (s *Stack) copied(backing string) bool {
 			continue
 		}
 		mounts, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "mountinfo"))
-		if bytes.Contains(mounts, []byte(device)) {
+		if bytes.Contains(mounts, []byte(mount)) {
 			return true
 		}
 	}
